@@ -1,0 +1,1 @@
+//! Tokenyard's GPU kernels: grouped block-scaled quantization

@@ -1,0 +1,1 @@
+//! The kernel attribute and its companions for cuda_std

@@ -1,0 +1,1 @@
+//! Tokenyard's conformance suite: one binary for the emulator and the GPU

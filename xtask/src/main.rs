@@ -1,0 +1,3 @@
+//! Build, run, test and inspect Tokenyard.
+
+fn main() {}
