@@ -1,1 +1,83 @@
-//! The CUDA device library for kernels written in Rust, on rustc's own PTX backend and on the CPU
+//! The CUDA device library for kernels written in Rust.
+//!
+//! It carries the names, module layout and meaning of the published `cuda_std` 0.2.2, on rustc's own
+//! `nvptx64-nvidia-cuda` backend in place of `rustc_codegen_nvvm`, plus what newer hardware needs. A
+//! kernel crate says `#![no_std]` and `use cuda_std::prelude::*;` and nothing else.
+//!
+//! # Two targets, one source
+//!
+//! Every device function has two bodies. For `nvptx64` it is one instruction, or a few. For any other
+//! target it is a twin with the same result, bit for bit, that runs under the SIMT emulator `simt`:
+//! collectives meet the other lanes there, memory accesses are checked, copies land late. Twins that
+//! are pure arithmetic ([`cvt`], [`math`]) also work outside a kernel; all others panic there.
+//!
+//! # Modules
+//!
+//! | Module | Contents | Origin |
+//! |---|---|---|
+//! | [`thread`], [`warp`], [`shared`] | indices, barriers, collectives, shared memory | published and repository HEAD |
+//! | [`launch`] | typed kernel arguments, on the CPU side | new |
+//! | [`view`] | checked views of device memory | new |
+//! | [`cvt`], [`math`] | narrow-float conversions, packed arithmetic | new |
+//! | [`mod@cfg`] | compute capability, `has_*` questions | published, extended |
+//!
+//! Vectors come from [`glam`] and have fields `.x`, `.y`, `.z`, as in the repository; the published
+//! version used `vek`.
+//!
+//! # What the published crate has and this one has not
+//!
+//! Everything backed by libdevice (`intrinsics`, `FloatExt`): its bitcode cannot be linked into PTX
+//! that rustc emits directly.
+
+#![no_std]
+#![feature(portable_simd)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(
+        abi_unadjusted,
+        asm_experimental_arch,
+        core_intrinsics,
+        gpu_intrinsics,
+        gpu_launch_sized_workgroup_mem,
+        link_llvm_intrinsics
+    ),
+    allow(internal_features)
+)]
+
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
+
+/// One expression for PTX, one for the CPU.
+macro_rules! by_target {
+    (gpu: $gpu:expr, cpu: $cpu:expr $(,)?) => {{
+        #[cfg(target_arch = "nvptx64")]
+        {
+            $gpu
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            $cpu
+        }
+    }};
+}
+
+pub mod cfg;
+pub mod cvt;
+#[cfg(target_arch = "nvptx64")]
+mod intrinsics;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod launch;
+pub mod math;
+pub mod prelude;
+#[doc(hidden)]
+pub mod rt;
+pub mod shared;
+pub mod simd;
+pub mod thread;
+pub mod view;
+pub mod warp;
+
+pub use cuda_std_macros::{address_space, externally_visible, gpu_only, kernel};
+pub use glam;
+pub use half;
+pub use half::{bf16, f16};

@@ -1,0 +1,240 @@
+//! Views of device memory: checked in the emulator, bare loads and stores in PTX.
+//!
+//! A kernel wraps the pointers it was given once, where their extent is known, and uses safe loads
+//! and stores from there on. In PTX a view is the pointer alone, without bounds checks, since each
+//! would cost a compare, a branch and a trap. The emulator checks every access against the view, the
+//! allocation behind it, its lifetime and the alignment of `T`.
+//!
+//! Accesses through a global view of a kernel parameter are `ld.global` and `st.global`; through a
+//! [`SharedView`] of memory from [`shared`](crate::shared), `ld.shared` and `st.shared`. A pointer
+//! that was itself loaded from memory gives generic accesses, which work as well. A `T` of
+//! [`u32x4`](crate::simd::u32x4) moves 16 bytes per access.
+
+#[cfg(target_arch = "nvptx64")]
+use crate::intrinsics::ptx;
+use crate::simd::{u32x2, u32x4};
+
+/// Global memory to read.
+#[derive(Debug)]
+pub struct GlobalView<T> {
+    ptr: *const T,
+    len: usize,
+}
+
+/// Global memory to read and write.
+#[derive(Debug)]
+pub struct GlobalViewMut<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
+/// Shared memory of the block, to read and write.
+#[derive(Debug)]
+pub struct SharedView<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
+macro_rules! view {
+    ($view:ident, $pointer:ty, $memory:literal) => {
+        impl<T> Clone for $view<T> {
+            #[inline(always)]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $view<T> {}
+
+        impl<T: Copy> $view<T> {
+            #[doc = concat!("A view of `len` elements of ", $memory, " memory at `ptr`.")]
+            ///
+            /// # Safety
+            ///
+            /// For as long as the view or a copy of it is used:
+            ///
+            /// * `ptr` is aligned for `T` and the `len` elements from it on are valid memory of that
+            #[doc = concat!("  kind (", $memory, ");")]
+            /// * every index used is below `len`, every element is written before it is read, and its
+            ///   bytes are a valid `T`;
+            /// * two threads that access the same element, one of them writing, are ordered by a
+            ///   barrier or by atomics.
+            #[inline(always)]
+            pub const unsafe fn new(ptr: $pointer, len: usize) -> Self {
+                Self { ptr, len }
+            }
+
+            /// The number of elements.
+            #[inline(always)]
+            pub const fn len(self) -> usize {
+                self.len
+            }
+
+            /// Whether there are no elements.
+            #[inline(always)]
+            pub const fn is_empty(self) -> bool {
+                self.len == 0
+            }
+
+            /// The first element.
+            #[inline(always)]
+            pub const fn as_ptr(self) -> $pointer {
+                self.ptr
+            }
+
+            /// Element `index`, which must be below [`len`](Self::len).
+            #[inline(always)]
+            #[track_caller]
+            pub fn load(self, index: usize) -> T {
+                let address = self.address(index);
+                by_target! {
+                    // SAFETY: by the contract of `new`, `index` is in bounds and the element valid.
+                    gpu: unsafe { address.read() },
+                    // SAFETY: as above; the emulator checks it.
+                    cpu: unsafe { simt::device::read(address.cast_const()) },
+                }
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            fn address(self, index: usize) -> *mut T {
+                #[cfg(not(target_arch = "nvptx64"))]
+                check_index(stringify!($view), index, self.len);
+                // SAFETY: by the contract of `new`, `index` is in bounds.
+                unsafe { self.ptr.cast_mut().add(index) }
+            }
+        }
+    };
+}
+
+macro_rules! view_mut {
+    ($view:ident) => {
+        impl<T: Copy> $view<T> {
+            /// Writes element `index`, which must be below [`len`](Self::len).
+            #[inline(always)]
+            #[track_caller]
+            pub fn store(self, index: usize, value: T) {
+                let address = self.address(index);
+                by_target! {
+                    // SAFETY: by the contract of `new`, `index` is in bounds.
+                    gpu: unsafe { address.write(value) },
+                    // SAFETY: as above; the emulator checks it.
+                    cpu: unsafe { simt::device::write(address, value) },
+                }
+            }
+        }
+    };
+}
+
+view!(GlobalView, *const T, "global");
+view!(GlobalViewMut, *mut T, "global");
+view!(SharedView, *mut T, "shared");
+view_mut!(GlobalViewMut);
+view_mut!(SharedView);
+
+/// `cast_mut` for pointers that are mutable already, so that one macro serves all views.
+trait CastMut<T> {
+    fn cast_mut(self) -> *mut T;
+}
+
+impl<T> CastMut<T> for *mut T {
+    #[inline(always)]
+    fn cast_mut(self) -> *mut T {
+        self
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+#[track_caller]
+fn check_index(view: &str, index: usize, len: usize) {
+    if index >= len {
+        simt::device::trap(&std::format!(
+            "index {index} is out of range for a {view} of {len} elements"
+        ));
+    }
+}
+
+impl<T: Streamed> GlobalView<T> {
+    /// Element `index` of data that is read once.
+    ///
+    /// PTX `ld.global.nc.L1::no_allocate`, any target, PTX 7.4: through the read-only path, without
+    /// displacing other lines of the L1 cache. `index` must be below [`len`](Self::len), and nobody
+    /// may write the element during the launch.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_streaming(self, index: usize) -> T {
+        let address = self.address(index);
+        by_target! {
+            // SAFETY: by the contract of `new`, `index` is in bounds and the element valid.
+            gpu: unsafe { T::load_streaming(address) },
+            // SAFETY: as above; the emulator checks it.
+            cpu: unsafe { simt::device::read(address.cast_const()) },
+        }
+    }
+}
+
+impl<T: Streamed> GlobalViewMut<T> {
+    /// Writes element `index` of data that is not read again soon.
+    ///
+    /// PTX `st.global.cs`, any target: the line is the first to leave the caches. `index` must be
+    /// below [`len`](Self::len).
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_streaming(self, index: usize, value: T) {
+        let address = self.address(index);
+        by_target! {
+            // SAFETY: by the contract of `new`, `index` is in bounds.
+            gpu: unsafe { T::store_streaming(address, value) },
+            // SAFETY: as above; the emulator checks it.
+            cpu: unsafe { simt::device::write(address, value) },
+        }
+    }
+}
+
+/// A type with streaming accesses: [`u32`], [`u32x2`], [`u32x4`].
+pub trait Streamed: Copy + sealed::Sealed {
+    /// # Safety
+    ///
+    /// As for [`core::ptr::read`], in global memory that nobody writes during the launch.
+    #[doc(hidden)]
+    #[cfg(target_arch = "nvptx64")]
+    unsafe fn load_streaming(ptr: *const Self) -> Self;
+
+    /// # Safety
+    ///
+    /// As for [`core::ptr::write`], in global memory.
+    #[doc(hidden)]
+    #[cfg(target_arch = "nvptx64")]
+    unsafe fn store_streaming(ptr: *mut Self, value: Self);
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! streamed {
+    ($($ty:ty, $load:ident, $store:ident;)*) => {$(
+        impl sealed::Sealed for $ty {}
+        impl Streamed for $ty {
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            unsafe fn load_streaming(ptr: *const Self) -> Self {
+                // SAFETY: forwarded to the caller.
+                unsafe { ptx::$load(ptr) }
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            unsafe fn store_streaming(ptr: *mut Self, value: Self) {
+                // SAFETY: forwarded to the caller.
+                unsafe { ptx::$store(ptr, value) }
+            }
+        }
+    )*};
+}
+
+streamed! {
+    u32, ld_global_nc_b32, st_global_cs_b32;
+    u32x2, ld_global_nc_v2_b32, st_global_cs_v2_b32;
+    u32x4, ld_global_nc_v4_b32, st_global_cs_v4_b32;
+}
