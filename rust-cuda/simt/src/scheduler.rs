@@ -1,0 +1,338 @@
+//! Which fiber runs next, what time it is, and whether anything still gets anywhere.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use slab::Slab;
+
+use crate::config::{Config, Schedule};
+use crate::fiber::{Fiber, FiberId, State};
+
+/// Virtual time in which every live thread gets about one step, in picoseconds: roughly the latency of
+/// a load that misses every cache.
+const ROUND_PS: u64 = 500_000;
+const PS_PER_NS: u64 = 1_000;
+
+/// Spins after which one fiber counts as doing nothing but spin.
+const SATURATION: u32 = 16;
+
+/// Largest power of two by which time runs faster while everybody spins.
+const MAX_BOOST: u64 = 24;
+
+/// Steps without any store, exit or landing are bounded by this times the spin limit. It catches loops
+/// that the spin count cannot: failing read-modify-writes, plain loads, bare collectives.
+const STALE_FACTOR: u64 = 64;
+
+/// What a preemption at a plain access counts towards that bound: it stands for many accesses.
+const PREEMPTION_WEIGHT: u64 = 16;
+
+/// Fibers that [`Schedule::Stall`] holds back.
+#[derive(Clone, Copy)]
+enum Victim {
+    Warp { block: usize, warp: u32 },
+    Block(usize),
+    Grid(usize),
+}
+
+impl Victim {
+    fn includes(self, fiber: &Fiber) -> bool {
+        match self {
+            Self::Warp { block, warp } => fiber.block == block && fiber.linear / 32 == warp,
+            Self::Block(block) => fiber.block == block,
+            Self::Grid(grid) => fiber.grid == grid,
+        }
+    }
+}
+
+pub(crate) struct Scheduler {
+    schedule: Schedule,
+    spin_limit: u64,
+    ready: VecDeque<FiberId>,
+    /// Runnable fibers of the current victim.
+    held: Vec<FiberId>,
+    victim: Option<Victim>,
+    next_victim: u64,
+    /// (wake-up time, number of the sleep, fiber), earliest first.
+    sleepers: BinaryHeap<Reverse<(u64, u64, FiberId)>>,
+    sleeps: u64,
+    step: u64,
+    time_ps: u64,
+    tick_ps: u64,
+    boost: u64,
+    live: u64,
+    /// Fibers that are running, ready, held or asleep.
+    runnable: usize,
+    /// How many of those have not yet spun `SATURATION` times since the last progress.
+    fresh: usize,
+    /// Number of the last progress; a fiber's spin count belongs to one of them.
+    epoch: u64,
+    spins: u64,
+    stale: u64,
+}
+
+impl Scheduler {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            schedule: config.schedule,
+            spin_limit: config.spin_limit.max(1),
+            ready: VecDeque::new(),
+            held: Vec::new(),
+            victim: None,
+            next_victim: 0,
+            sleepers: BinaryHeap::new(),
+            sleeps: 0,
+            step: 0,
+            time_ps: 0,
+            tick_ps: ROUND_PS,
+            boost: 0,
+            live: 0,
+            runnable: 0,
+            fresh: 0,
+            epoch: 1,
+            spins: 0,
+            stale: 0,
+        }
+    }
+
+    /// Forgets all fibers.
+    pub fn clear(&mut self) {
+        self.ready.clear();
+        self.held.clear();
+        self.sleepers.clear();
+        self.victim = None;
+        self.live = 0;
+        self.runnable = 0;
+        self.fresh = 0;
+        self.progress();
+    }
+
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.time_ps / PS_PER_NS
+    }
+
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Threads that were started and have not exited.
+    pub fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// A thread starts. The caller makes it ready.
+    pub fn thread_started(&mut self) {
+        self.live += 1;
+        self.tick_ps = ROUND_PS / self.live;
+    }
+
+    /// The running fiber has returned from its kernel.
+    pub fn thread_exited(&mut self, fiber: &mut Fiber) {
+        self.block(fiber, State::Exited);
+        self.live -= 1;
+        self.tick_ps = ROUND_PS / self.live.max(1);
+        self.progress();
+    }
+
+    /// A fiber that was blocked, or is new, can run.
+    pub fn unblock(&mut self, id: FiberId, fiber: &mut Fiber) {
+        self.runnable += 1;
+        self.fresh += usize::from(!self.is_saturated(fiber));
+        self.requeue(id, fiber);
+    }
+
+    /// The running fiber lets others run.
+    pub fn requeue(&mut self, id: FiberId, fiber: &mut Fiber) {
+        fiber.state = State::Runnable;
+        self.ready.push_back(id);
+    }
+
+    /// The running fiber waits for others.
+    pub fn block(&mut self, fiber: &mut Fiber, state: State) {
+        self.runnable -= 1;
+        self.fresh -= usize::from(!self.is_saturated(fiber));
+        fiber.state = state;
+    }
+
+    /// The running fiber sleeps for `ns` of virtual time.
+    pub fn sleep(&mut self, id: FiberId, fiber: &mut Fiber, ns: u64) {
+        fiber.state = State::Asleep;
+        let wake = self.time_ps.saturating_add(ns.saturating_mul(PS_PER_NS));
+        self.sleeps += 1;
+        self.sleepers.push(Reverse((wake, self.sleeps, id)));
+    }
+
+    fn is_saturated(&self, fiber: &Fiber) -> bool {
+        fiber.spin_epoch == self.epoch && fiber.spins >= SATURATION
+    }
+
+    /// Something that another thread may be waiting for has happened.
+    pub fn progress(&mut self) {
+        self.stale = 0;
+        self.signal();
+    }
+
+    /// As [`Self::progress`], for what a waiting loop may also do (a read-modify-write): everybody has
+    /// to look again, but the bound on steps without progress keeps counting.
+    pub fn signal(&mut self) {
+        if self.spins != 0 {
+            self.epoch += 1;
+            self.spins = 0;
+            self.boost = 0;
+            self.fresh = self.runnable;
+        }
+    }
+
+    /// The running fiber looked for something that was not there.
+    pub fn spin(&mut self, fiber: &mut Fiber) {
+        if fiber.spin_epoch != self.epoch {
+            fiber.spin_epoch = self.epoch;
+            fiber.spins = 0;
+        }
+        fiber.spins = fiber.spins.saturating_add(1);
+        self.fresh -= usize::from(fiber.spins == SATURATION);
+        self.spins += 1;
+        // Deadlines in device code expire before the limit is reached.
+        let patience = self.spin_limit / 4;
+        if let Some(beyond) = self.spins.checked_sub(patience) {
+            self.boost = (beyond.saturating_mul(64) / self.spin_limit).min(MAX_BOOST);
+        }
+    }
+
+    pub fn preempted(&mut self) {
+        self.stale += PREEMPTION_WEIGHT;
+    }
+
+    /// Fibers that met in a collective spin together: the ones that wait for the one that looks are
+    /// not getting anywhere either. `running` is the member that completed it, the rest is blocked.
+    pub fn share_spins(
+        &mut self,
+        running: FiberId,
+        members: impl Iterator<Item = FiberId> + Clone,
+        fibers: &mut Slab<Fiber>,
+    ) {
+        if self.spins == 0 {
+            return;
+        }
+        let epoch = self.epoch;
+        let spins = |fiber: &Fiber| {
+            if fiber.spin_epoch == epoch {
+                fiber.spins
+            } else {
+                0
+            }
+        };
+        let most = members
+            .clone()
+            .map(|id| spins(&fibers[id]))
+            .max()
+            .unwrap_or(0);
+        if most == 0 {
+            return;
+        }
+        for id in members {
+            let fiber = &mut fibers[id];
+            if id == running && !self.is_saturated(fiber) && most >= SATURATION {
+                self.fresh -= 1;
+            }
+            fiber.spins = most;
+            fiber.spin_epoch = epoch;
+        }
+    }
+
+    /// Whether all that can run has only been spinning for the spin limit, or nothing has been stored
+    /// for very long.
+    pub fn is_stuck(&self) -> bool {
+        (self.spins >= self.spin_limit && self.fresh == 0)
+            || self.stale >= self.spin_limit.saturating_mul(STALE_FACTOR)
+    }
+
+    /// Advances time by one step and chooses the fiber to run.
+    pub fn next(&mut self, rng: &mut fastrand::Rng, fibers: &mut Slab<Fiber>) -> Option<FiberId> {
+        self.step += 1;
+        self.stale += 1;
+        self.time_ps = self.time_ps.saturating_add(self.tick_ps << self.boost);
+        self.wake_sleepers(fibers);
+        let next = match self.schedule {
+            Schedule::RoundRobin => self.ready.pop_front(),
+            Schedule::Random => self.pick(rng),
+            Schedule::Stall { stretch } => self.pick_around_victim(rng, fibers, stretch),
+        };
+        if next.is_some() || self.sleepers.is_empty() {
+            return next;
+        }
+        let Reverse((wake, ..)) = *self.sleepers.peek()?;
+        self.time_ps = self.time_ps.max(wake);
+        self.wake_sleepers(fibers);
+        self.pick(rng)
+    }
+
+    fn wake_sleepers(&mut self, fibers: &mut Slab<Fiber>) {
+        while let Some(&Reverse((wake, _, id))) = self.sleepers.peek() {
+            if wake > self.time_ps {
+                break;
+            }
+            self.sleepers.pop();
+            self.requeue(id, &mut fibers[id]);
+        }
+    }
+
+    fn pick(&mut self, rng: &mut fastrand::Rng) -> Option<FiberId> {
+        match self.ready.len() {
+            0 => None,
+            1 => self.ready.pop_front(),
+            n => self.ready.swap_remove_back(rng.usize(..n)),
+        }
+    }
+
+    fn pick_around_victim(
+        &mut self,
+        rng: &mut fastrand::Rng,
+        fibers: &Slab<Fiber>,
+        stretch: u32,
+    ) -> Option<FiberId> {
+        if self.step >= self.next_victim {
+            self.release_victim();
+            self.next_victim = self.step + 1 + rng.u64(..u64::from(stretch.max(1)) * 2);
+            self.victim = self.draw_victim(rng, fibers);
+        }
+        loop {
+            match self.pick(rng) {
+                Some(id)
+                    if self
+                        .victim
+                        .is_some_and(|victim| victim.includes(&fibers[id])) =>
+                {
+                    self.held.push(id);
+                }
+                Some(id) => return Some(id),
+                // Everybody else waits for the victim.
+                None if !self.held.is_empty() => self.release_victim(),
+                None => return None,
+            }
+        }
+    }
+
+    fn release_victim(&mut self) {
+        self.victim = None;
+        self.ready.extend(self.held.drain(..));
+    }
+
+    fn draw_victim(&self, rng: &mut fastrand::Rng, fibers: &Slab<Fiber>) -> Option<Victim> {
+        if self.ready.is_empty() {
+            return None;
+        }
+        let fiber = &fibers[self.ready[rng.usize(..self.ready.len())]];
+        Some(match rng.u8(..3) {
+            0 => Victim::Warp {
+                block: fiber.block,
+                warp: fiber.linear / 32,
+            },
+            1 => Victim::Block(fiber.block),
+            _ => Victim::Grid(fiber.grid),
+        })
+    }
+}
