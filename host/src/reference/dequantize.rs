@@ -28,6 +28,21 @@ pub struct Encoded<'a> {
     pub sf: &'a [f32],
 }
 
+impl Encoded<'_> {
+    fn check(&self) -> Result<(), ReferenceError> {
+        if !self.columns.is_multiple_of(COLUMN_MULTIPLE) {
+            return Err(ReferenceError::Columns {
+                columns: self.columns,
+            });
+        }
+        check_groups(&self.groups)?;
+        let data_bytes = self
+            .rows
+            .saturating_mul(self.format.bytes_per_row(self.columns));
+        check_length("data", data_bytes, self.data.len())
+    }
+}
+
 /// Dequantizes into `out`, `[R, K]`. Rows that [`quantize`](super::quantize()) leaves alone are left
 /// alone here too.
 ///
@@ -39,6 +54,7 @@ pub struct Encoded<'a> {
 /// A [`ReferenceError`] when a length contradicts another, when `columns` is not a multiple of
 /// eight, or when row offsets decrease. Nothing has been written then.
 pub fn dequantize(encoded: &Encoded<'_>, out: &mut [f32]) -> Result<(), ReferenceError> {
+    encoded.check()?;
     let &Encoded {
         format,
         data,
@@ -48,12 +64,6 @@ pub fn dequantize(encoded: &Encoded<'_>, out: &mut [f32]) -> Result<(), Referenc
         groups,
         sf,
     } = encoded;
-    if !columns.is_multiple_of(COLUMN_MULTIPLE) {
-        return Err(ReferenceError::Columns { columns });
-    }
-    check_groups(&groups)?;
-    let row_bytes = format.bytes_per_row(columns);
-    check_length("data", rows.saturating_mul(row_bytes), data.len())?;
     check_length("dequantized rows", rows.saturating_mul(columns), out.len())?;
     if rows == 0 || columns == 0 {
         return Ok(());
@@ -69,7 +79,7 @@ pub fn dequantize(encoded: &Encoded<'_>, out: &mut [f32]) -> Result<(), Referenc
     let tiles = scales.len() / tile_row_bytes;
 
     out.par_chunks_mut(columns)
-        .zip(data.par_chunks(row_bytes))
+        .zip(data.par_chunks(format.bytes_per_row(columns)))
         .enumerate()
         .for_each(|(row, (values, row_data))| {
             let Some(slot) = groups.slot_of_row(row) else {
@@ -99,13 +109,7 @@ pub fn dequantize(encoded: &Encoded<'_>, out: &mut [f32]) -> Result<(), Referenc
 /// # Errors
 /// As [`dequantize`].
 pub fn dequantize_to_vec(encoded: &Encoded<'_>) -> Result<Vec<f32>, ReferenceError> {
-    check_length(
-        "data",
-        encoded
-            .rows
-            .saturating_mul(encoded.format.bytes_per_row(encoded.columns)),
-        encoded.data.len(),
-    )?;
+    encoded.check()?;
     let mut out = vec![0.0; encoded.rows * encoded.columns];
     dequantize(encoded, &mut out)?;
     Ok(out)

@@ -101,7 +101,9 @@ impl Problem<'_> {
 
     /// Bytes of one row of scale tiles: Kt tiles of 512 bytes.
     pub fn tile_row_bytes(&self) -> usize {
-        self.format.column_tiles(self.columns) * TILE_BYTES
+        self.format
+            .column_tiles(self.columns)
+            .saturating_mul(TILE_BYTES)
     }
 
     /// Widens what output row `row` reads. A source row that does not exist reads as zeros.

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use approx::assert_abs_diff_eq;
 use serde::de::DeserializeOwned;
 use tokenyard::options::{DeadBlocks, Format, NanPolicy, QuantizeOptions, ScaleRounding};
 use tokenyard::reference::formats::bf16_widen;
@@ -113,4 +114,40 @@ pub fn packed(format: Format, options: QuantizeOptions, sf: f32, values: &[f32])
         _ => codes,
     };
     (scale, bytes)
+}
+
+/// The largest error of an element in a block with this amax, whose scale did not saturate.
+///
+/// The widest step between E2M1 codes is 2, between E4M3 codes 32, so rounding to the nearest is off
+/// by at most 1 or 16 scales. A power-of-two scale is less than twice amax / max and clips nothing.
+/// NVFP4's scale is within h of s = sf * amax / 6, h being half a step of E4M3: a 16th of s, or 2^-10
+/// where E4M3 is subnormal; elements are off by at most s + h, or where the scale is h too small by
+/// the 6 h that are clipped. A part in 2^20 is for the FP32 roundings.
+fn error_bound(format: Format, amax: f32, sf: f32) -> f32 {
+    let bound = match format {
+        Format::Nvfp4 => {
+            let s = sf * amax / 6.0;
+            let h = (s / 16.0).max(2.0_f32.powi(-10));
+            (s + h).max(6.0 * h) / sf
+        }
+        Format::Mxfp4 => 2.0 * amax / 6.0,
+        _ => 16.0 * 2.0 * amax / 448.0,
+    };
+    bound * (1.0 + 2.0_f32.powi(-20))
+}
+
+/// Holds every element of a row, quantized with RCEIL scales, to [`error_bound`].
+pub fn assert_within_error_bound(format: Format, sf: f32, original: &[f32], decoded: &[f32]) {
+    let blocks = original
+        .chunks(format.block_size())
+        .zip(decoded.chunks(format.block_size()));
+    for (original, decoded) in blocks {
+        let amax = original
+            .iter()
+            .fold(0.0_f32, |amax, value| amax.max(value.abs()));
+        let bound = error_bound(format, amax, sf);
+        for (original, decoded) in original.iter().zip(decoded) {
+            assert_abs_diff_eq!(original, decoded, epsilon = bound);
+        }
+    }
 }
