@@ -10,7 +10,9 @@ use tokenyard::reference::formats::{
     bf16_widen, e2m1_decode, e2m1_encode, e4m3_decode, e4m3_encode, e8m0_decode, e8m0_encode_down,
     e8m0_encode_up, f16_widen,
 };
-use tokenyard::reference::scale::{inverse_scale, reciprocal, scale_code};
+use tokenyard::reference::scale::{inverse_scale, reciprocal, scale_code, scale_value};
+use tokenyard::reference::{Encoded, dequantize_to_vec, scale_offset};
+use tokenyard::routing::Routing;
 
 #[derive(Deserialize)]
 struct Rows<Row> {
@@ -216,4 +218,66 @@ fn the_reciprocal_flushes_subnormals() {
 fn reciprocals_of_the_largest_elements() {
     assert_eq!(reciprocal(6.0).to_bits(), 0x3E2A_AAAB);
     assert_eq!(reciprocal(448.0).to_bits(), 0x3B12_4925);
+}
+
+/// Every element code under every scale byte: row r of one slot has scale byte r and, over and over,
+/// all codes. FP64 holds the products exactly, and has enough bits that rounding its quotient of two
+/// FP32 values once more gives the correctly rounded FP32 quotient.
+#[test]
+fn every_code_under_every_scale_decodes() {
+    let (rows, columns) = (256, 256);
+    let routing = Routing::from_row_offsets(&[0, rows as u32], None, rows).unwrap();
+    for (format, decode) in [
+        (Format::Nvfp4, e2m1_decode as fn(u8) -> f32),
+        (Format::Mxfp4, e2m1_decode),
+        (Format::Mxfp8, e4m3_decode),
+    ] {
+        let row: Vec<u8> = match format.element_bits() {
+            4 => (0..columns / 2)
+                .map(|j| 0x10 + 0x22 * (j % 8) as u8)
+                .collect(),
+            _ => (0..=255).collect(),
+        };
+        let column_tiles = format.column_tiles(columns);
+        let mut scales = vec![0; 2 * column_tiles * 512];
+        for row in 0..rows {
+            for block in 0..columns / format.block_size() {
+                scales[scale_offset(0, row, block, column_tiles)] = row as u8;
+            }
+        }
+        for sf in [1.0_f32, 0.43, 1.0 / 3.0, 368.2191, 1e-20] {
+            let decoded = dequantize_to_vec(&Encoded {
+                format,
+                data: &row.repeat(rows),
+                scales: &scales,
+                rows,
+                columns,
+                groups: (&routing).into(),
+                sf: &[sf],
+            })
+            .unwrap();
+            let divisor = if format.uses_tensor_scale() {
+                f64::from(sf)
+            } else {
+                1.0
+            };
+            for (index, value) in decoded.into_iter().enumerate() {
+                let (scale, column) = ((index / columns) as u8, index % columns);
+                let code = (column % (1 << format.element_bits())) as u8;
+                let product = f64::from(decode(code)) * f64::from(scale_value(format, scale));
+                // The product is an FP32 before it is divided: past the largest one it is Inf.
+                let expected = (f64::from(product as f32) / divisor) as f32;
+                let expected = if expected.is_nan() {
+                    f32::NAN
+                } else {
+                    expected
+                };
+                assert_eq!(
+                    value.to_bits(),
+                    expected.to_bits(),
+                    "{format} {code:#X} {scale:#04X} {sf}"
+                );
+            }
+        }
+    }
 }
