@@ -22,6 +22,11 @@ unsafe impl<T> Send for Global<T> {}
 unsafe impl<T> Sync for Global<T> {}
 
 impl<T: Copy> Global<T> {
+    /// The elements from `i` on. (A closure that used the field would capture the pointer alone.)
+    pub fn at(self, i: usize) -> Self {
+        Self(self.0.wrapping_add(i))
+    }
+
     #[track_caller]
     pub fn load(self, i: usize) -> T {
         // SAFETY: the emulator checks the address, and the tests use types without invalid values.
