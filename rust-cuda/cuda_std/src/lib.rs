@@ -16,18 +16,24 @@
 //! | Module | Contents | Origin |
 //! |---|---|---|
 //! | [`thread`], [`warp`], [`shared`] | indices, barriers, collectives, shared memory | published and repository HEAD |
-//! | [`launch`] | typed kernel arguments, on the CPU side | new |
-//! | [`view`] | checked views of device memory | new |
-//! | [`cvt`], [`math`] | narrow-float conversions, packed arithmetic | new |
+//! | [`atomic`] | float atomics; [`atomic::scoped`]: ordering and scope in types | published; new |
+//! | [`ptr`], [`mem`], [`misc`], [`io`] | address spaces, device heap, clocks, printing | published |
+//! | [`float`] | `GpuFloat` | published |
 //! | [`mod@cfg`] | compute capability, `has_*` questions | published, extended |
+//! | [`launch`] | typed kernel arguments, on the CPU side | new |
+//! | [`view`], [`simd`] | checked views of device memory, vector accesses | new |
+//! | [`cvt`], [`math`] | narrow-float conversions, packed arithmetic | new |
+//! | [`tma`], [`mbarrier`], [`fence`] | bulk and tensor copies, their barriers, fences | new |
 //!
 //! Vectors come from [`glam`] and have fields `.x`, `.y`, `.z`, as in the repository; the published
 //! version used `vek`.
 //!
 //! # What the published crate has and this one has not
 //!
-//! Everything backed by libdevice (`intrinsics`, `FloatExt`): its bitcode cannot be linked into PTX
-//! that rustc emits directly.
+//! * What is libdevice by nature (`intrinsics`, `FloatExt`): its bitcode cannot be linked into PTX that
+//!   rustc emits directly. [`GpuFloat`] is complete, in software where the hardware has no instruction.
+//! * The raw layers `atomic::intrinsics` and `atomic::mid`, which [`atomic::scoped`] replaces.
+//! * `alloc` types in the prelude, unless the feature `alloc` asks for them: see [`mem`].
 
 #![no_std]
 #![feature(portable_simd)]
@@ -44,6 +50,8 @@
     allow(internal_features)
 )]
 
+#[cfg(feature = "alloc")]
+extern crate alloc;
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate std;
 
@@ -61,23 +69,33 @@ macro_rules! by_target {
     }};
 }
 
+pub mod atomic;
 pub mod cfg;
 pub mod cvt;
+pub mod fence;
+pub mod float;
 #[cfg(target_arch = "nvptx64")]
 mod intrinsics;
+pub mod io;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod launch;
 pub mod math;
+pub mod mbarrier;
+pub mod mem;
+pub mod misc;
 pub mod prelude;
+pub mod ptr;
 #[doc(hidden)]
 pub mod rt;
 pub mod shared;
 pub mod simd;
 pub mod thread;
+pub mod tma;
 pub mod view;
 pub mod warp;
 
 pub use cuda_std_macros::{address_space, externally_visible, gpu_only, kernel};
+pub use float::GpuFloat;
 pub use glam;
 pub use half;
 pub use half::{bf16, f16};

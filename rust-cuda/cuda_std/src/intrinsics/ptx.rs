@@ -1,4 +1,4 @@
-//! Inline PTX: one wrapper an instruction.
+//! Inline PTX: one wrapper an instruction. It is nowhere else in this repository.
 //!
 //! Rules kept here:
 //! * nothing collective, since `asm!` is not convergent;
@@ -8,9 +8,15 @@
 //!   LLVM from moving ordinary accesses across fences and copies;
 //! * names are declared inside `{{ }}`, so that a block can be inlined twice into one function.
 
+mod async_copy;
+mod atomics;
+mod streaming;
+
 use core::arch::asm;
 
-use crate::simd::{u32x2, u32x4};
+pub use async_copy::*;
+pub use atomics::*;
+pub use streaming::*;
 
 /// Wrappers of instructions that compute a value from values.
 macro_rules! pure {
@@ -141,124 +147,108 @@ pub fn dynamic_shared_address() -> u32 {
     address
 }
 
-/// `ld.global.nc.L1::no_allocate.b32`; cc 7.0, PTX 7.4.
-///
-/// # Safety
-///
-/// `ptr` is valid for reading, 4-byte aligned, in global memory nobody writes during the launch.
-#[inline(always)]
-pub unsafe fn ld_global_nc_b32(ptr: *const u32) -> u32 {
-    let x: u32;
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.nc.L1::no_allocate.b32 {x}, [a]; }}",
-            ptr = in(reg64) ptr,
-            x = lateout(reg32) x,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-    }
-    x
+/// Reads a special register; not `pure`, since the value changes with time or launch.
+macro_rules! special_registers {
+    ($(
+        #[doc = $doc:literal]
+        fn $name:ident() -> $ty:ty, $class:ident = $template:literal;
+    )*) => {$(
+        #[doc = $doc]
+        #[inline(always)]
+        pub fn $name() -> $ty {
+            let d: $ty;
+            // SAFETY: reads a special register.
+            unsafe {
+                asm!($template, d = lateout($class) d, options(nomem, nostack, preserves_flags));
+            }
+            d
+        }
+    )*};
 }
 
-/// `ld.global.nc.L1::no_allocate.v2.b32`; cc 7.0, PTX 7.4.
-///
-/// # Safety
-///
-/// `ptr` is valid for reading, 8-byte aligned, in global memory nobody writes during the launch.
-#[inline(always)]
-pub unsafe fn ld_global_nc_v2_b32(ptr: *const u32x2) -> u32x2 {
-    let (x, y): (u32, u32);
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.nc.L1::no_allocate.v2.b32 {{{x}, {y}}}, [a]; }}",
-            ptr = in(reg64) ptr,
-            x = lateout(reg32) x,
-            y = lateout(reg32) y,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-    }
-    u32x2::from_array([x, y])
+special_registers! {
+    #[doc = "`%clock64`; any target."]
+    fn clock64() -> u64, reg64 = "mov.u64 {d}, %clock64;";
+    #[doc = "`%globaltimer`; any target."]
+    fn globaltimer() -> u64, reg64 = "mov.u64 {d}, %globaltimer;";
+    #[doc = "`%dynamic_smem_size`; any target, PTX 4.1."]
+    fn dynamic_smem_size() -> u32, reg32 = "mov.u32 {d}, %dynamic_smem_size;";
+    #[doc = "`%total_smem_size`; any target, PTX 4.1."]
+    fn total_smem_size() -> u32, reg32 = "mov.u32 {d}, %total_smem_size;";
 }
 
-/// `ld.global.nc.L1::no_allocate.v4.b32`; cc 7.0, PTX 7.4.
-///
-/// # Safety
-///
-/// `ptr` is valid for reading, 16-byte aligned, in global memory nobody writes during the launch.
+/// `brkpt`; any target.
 #[inline(always)]
-pub unsafe fn ld_global_nc_v4_b32(ptr: *const u32x4) -> u32x4 {
-    let (x, y, z, w): (u32, u32, u32, u32);
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.nc.L1::no_allocate.v4.b32 {{{x}, {y}, {z}, {w}}}, [a]; }}",
-            ptr = in(reg64) ptr,
-            x = lateout(reg32) x,
-            y = lateout(reg32) y,
-            z = lateout(reg32) z,
-            w = lateout(reg32) w,
-            options(pure, readonly, nostack, preserves_flags)
-        );
-    }
-    u32x4::from_array([x, y, z, w])
+pub fn brkpt() {
+    // SAFETY: stops for a debugger; without one it ends the launch with an error.
+    unsafe { asm!("brkpt;", options(nostack, preserves_flags)) }
 }
 
-/// `st.global.cs.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for writing, 4-byte aligned, in global memory.
+/// `pmevent`; any target. The counter, 0 to 7, is part of the instruction.
 #[inline(always)]
-pub unsafe fn st_global_cs_b32(ptr: *mut u32, value: u32) {
-    // SAFETY: forwarded to the caller.
+pub fn pmevent<const COUNTER: u32>() {
+    // SAFETY: increments a profiler's counter.
     unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.cs.b32 [a], {x}; }}",
-            ptr = in(reg64) ptr,
-            x = in(reg32) value,
-            options(nostack, preserves_flags)
-        );
+        asm!("pmevent {counter};", counter = const COUNTER, options(nomem, nostack, preserves_flags))
     }
 }
 
-/// `st.global.cs.v2.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for writing, 8-byte aligned, in global memory.
-#[inline(always)]
-pub unsafe fn st_global_cs_v2_b32(ptr: *mut u32x2, value: u32x2) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.cs.v2.b32 [a], {{{x}, {y}}}; }}",
-            ptr = in(reg64) ptr,
-            x = in(reg32) value[0],
-            y = in(reg32) value[1],
-            options(nostack, preserves_flags)
-        );
-    }
+/// Questions about and conversions between address spaces.
+macro_rules! address_spaces {
+    ($($is:ident, $to:ident, $from:ident, $space:literal;)*) => {$(
+        #[doc = concat!("`isspacep.", $space, "`; any target.")]
+        #[inline(always)]
+        pub fn $is(ptr: *const u8) -> bool {
+            let d: u32;
+            // SAFETY: looks at the address alone.
+            unsafe {
+                asm!(
+                    concat!("{{ .reg .pred p; isspacep.", $space, " p, {ptr}; selp.b32 {d}, 1, 0, p; }}"),
+                    ptr = in(reg64) ptr,
+                    d = lateout(reg32) d,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            d != 0
+        }
+
+        #[doc = concat!("`cvta.to.", $space, ".u64`; any target.")]
+        #[inline(always)]
+        pub fn $to(ptr: *const u8) -> *const u8 {
+            let d;
+            // SAFETY: computes an address.
+            unsafe {
+                asm!(
+                    concat!("cvta.to.", $space, ".u64 {d}, {ptr};"),
+                    ptr = in(reg64) ptr,
+                    d = lateout(reg64) d,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            d
+        }
+
+        #[doc = concat!("`cvta.", $space, ".u64`; any target.")]
+        #[inline(always)]
+        pub fn $from(ptr: *const u8) -> *const u8 {
+            let d;
+            // SAFETY: computes an address.
+            unsafe {
+                asm!(
+                    concat!("cvta.", $space, ".u64 {d}, {ptr};"),
+                    ptr = in(reg64) ptr,
+                    d = lateout(reg64) d,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            d
+        }
+    )*};
 }
 
-/// `st.global.cs.v4.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for writing, 16-byte aligned, in global memory.
-#[inline(always)]
-pub unsafe fn st_global_cs_v4_b32(ptr: *mut u32x4, value: u32x4) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.cs.v4.b32 [a], {{{x}, {y}, {z}, {w}}}; }}",
-            ptr = in(reg64) ptr,
-            x = in(reg32) value[0],
-            y = in(reg32) value[1],
-            z = in(reg32) value[2],
-            w = in(reg32) value[3],
-            options(nostack, preserves_flags)
-        );
-    }
+address_spaces! {
+    isspacep_global, cvta_to_global, cvta_global, "global";
+    isspacep_shared, cvta_to_shared, cvta_shared, "shared";
+    isspacep_const, cvta_to_const, cvta_const, "const";
+    isspacep_local, cvta_to_local, cvta_local, "local";
 }

@@ -1,0 +1,131 @@
+//! Views, shared memory, address spaces, the device heap.
+
+use cuda_std::prelude::*;
+use cuda_std::ptr::{
+    AddressSpace, convert_generic_to_specific_address_space,
+    convert_specific_address_space_to_generic, is_in_address_space,
+};
+use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
+use cuda_std::{mem, shared};
+
+use crate::results::Results;
+
+/// Words of dynamic shared memory that [`views`] needs, for blocks of up to 64 threads.
+pub const DYNAMIC_WORDS: usize = 64;
+
+/// Copies `n` vectors of 16 bytes from `input` to `output`, each half through one kind of access,
+/// exchanging neighbours through static and dynamic shared memory.
+///
+/// # Safety
+///
+/// `input` and `output` hold `n` vectors; the launch provides [`DYNAMIC_WORDS`] words; blocks have an
+/// even number of threads, at most 64.
+#[kernel(max_threads = 64)]
+pub unsafe fn views(input: *const u32x4, output: *mut u32x4, n: u32) {
+    let n = n as usize;
+    let i = thread::index_1d() as usize;
+    let t = thread::thread_idx_x() as usize;
+    // SAFETY: the kernel's contract; indices are compared with `n` below, and shared elements are
+    // separated by barriers.
+    let (input, output, pairs, first, second) = unsafe {
+        (
+            GlobalView::new(input, n),
+            GlobalViewMut::new(output, n),
+            GlobalView::new(input.cast::<u32x2>(), 2 * n),
+            SharedView::new(shared_array![u32x4; 64], 64),
+            SharedView::new(shared::dynamic_shared_mem::<u32>(), DYNAMIC_WORDS),
+        )
+    };
+    let mut vector = u32x4::from([0; 4]);
+    if i < n {
+        vector = if i.is_multiple_of(2) {
+            input.load_streaming(i)
+        } else {
+            input.load(i)
+        };
+        let pair = pairs.load_streaming(2 * i);
+        vector[3] ^= pair[0] ^ pair[1];
+    }
+    first.store(t, vector);
+    second.store(t, vector[0]);
+    thread::sync_threads();
+    let mut other = first.load(t ^ 1);
+    other[1] ^= second.load(t ^ 1);
+    if i < n {
+        if i.is_multiple_of(2) {
+            output.store_streaming(i, other);
+        } else {
+            output.store(i, other);
+        }
+    }
+}
+
+/// Streams words and pairs of words from `input` to `output`.
+///
+/// # Safety
+///
+/// Both hold `2 * n` words, 8-byte aligned.
+#[kernel]
+pub unsafe fn streams(input: *const u32, output: *mut u32, n: u32) {
+    let n = n as usize;
+    let i = thread::index_1d() as usize;
+    if i >= n {
+        return;
+    }
+    // SAFETY: the kernel's contract.
+    let (words, pairs, out_words, out_pairs) = unsafe {
+        (
+            GlobalView::new(input, 2 * n),
+            GlobalView::new(input.cast::<u32x2>(), n),
+            GlobalViewMut::new(output, 2 * n),
+            GlobalViewMut::new(output.cast::<u32x2>(), n),
+        )
+    };
+    if i.is_multiple_of(2) {
+        out_pairs.store_streaming(i, pairs.load_streaming(i));
+    } else {
+        out_words.store_streaming(2 * i, words.load_streaming(2 * i));
+        out_words.store_streaming(2 * i + 1, words.load_streaming(2 * i + 1));
+    }
+}
+
+/// Words per thread of [`spaces`].
+pub const SPACES: usize = 15;
+
+/// Questions about address spaces, there and back, and the device heap.
+///
+/// # Safety
+///
+/// `out` has room for [`SPACES`] words per thread.
+#[kernel]
+pub unsafe fn spaces(out: *mut u32) {
+    // SAFETY: the kernel's contract.
+    let mut results = unsafe { Results::new(out, SPACES) };
+    let shared = shared_array![u32; 1];
+    let mut local = 5u32;
+    let local = &raw mut local;
+    let spaces = [AddressSpace::Global, AddressSpace::Shared, AddressSpace::Local];
+    for (ptr, home) in [out, shared, local].into_iter().zip(spaces) {
+        for space in spaces {
+            // SAFETY: all three are valid for a word.
+            results.push(u32::from(unsafe { is_in_address_space(ptr, space) }));
+        }
+        // SAFETY: `ptr` points into `home`.
+        let back = unsafe {
+            convert_specific_address_space_to_generic(
+                convert_generic_to_specific_address_space(ptr, home),
+                home,
+            )
+        };
+        results.push(u32::from(core::ptr::eq(back, ptr)));
+    }
+    // SAFETY: the word is written before it is read, and freed once.
+    unsafe {
+        results.push(u32::from(is_in_address_space(out, AddressSpace::Constant)));
+        let word = mem::malloc(4).cast::<u32>();
+        *word = thread::index();
+        results.push(*word);
+        mem::free(word.cast());
+    }
+    results.push(mem::dynamic_smem_size());
+}
