@@ -1,4 +1,15 @@
-//! A SIMT emulator: runs CUDA-style kernels written in Rust on the CPU, one fiber per thread
+#![doc = include_str!("../README.md")]
+//!
+//! # How it is built
+//!
+//! * `machine`, `stream`: what the host calls, and the queues that it fills.
+//! * `engine`: everything a machine owns, and the loop that drives it.
+//! * `scheduler`: which fiber is next, virtual time, and telling a livelock from patience.
+//! * `fiber`, `context`: threads on stacks of their own, and their way to the engine.
+//! * `block`, `warp`: residency, barriers, the warp collective.
+//! * `memory`, `shared`, `access`: what can be accessed, and the checks.
+//! * `async_copy`, `mbarrier`: copies that land late, and what they complete.
+//! * `report`: faults.
 
 mod access;
 mod async_copy;

@@ -66,7 +66,11 @@ pub(crate) struct Scheduler {
     fresh: usize,
     /// Number of the last progress; a fiber's spin count belongs to one of them.
     epoch: u64,
-    spins: u64,
+    /// Whether anybody has spun since then.
+    spun: bool,
+    /// Spins in a row while nobody was fresh.
+    idle: u64,
+    /// Steps since the last store, exit or landing.
     stale: u64,
 }
 
@@ -89,7 +93,8 @@ impl Scheduler {
             runnable: 0,
             fresh: 0,
             epoch: 1,
-            spins: 0,
+            spun: false,
+            idle: 0,
             stale: 0,
         }
     }
@@ -178,9 +183,10 @@ impl Scheduler {
     /// As [`Self::progress`], for what a waiting loop may also do (a read-modify-write): everybody has
     /// to look again, but the bound on steps without progress keeps counting.
     pub fn signal(&mut self) {
-        if self.spins != 0 {
+        if self.spun {
             self.epoch += 1;
-            self.spins = 0;
+            self.spun = false;
+            self.idle = 0;
             self.boost = 0;
             self.fresh = self.runnable;
         }
@@ -194,12 +200,11 @@ impl Scheduler {
         }
         fiber.spins = fiber.spins.saturating_add(1);
         self.fresh -= usize::from(fiber.spins == SATURATION);
-        self.spins += 1;
+        self.spun = true;
+        self.idle = if self.fresh == 0 { self.idle + 1 } else { 0 };
         // Deadlines in device code expire before the limit is reached.
-        let patience = self.spin_limit / 4;
-        if let Some(beyond) = self.spins.checked_sub(patience) {
-            self.boost = (beyond.saturating_mul(64) / self.spin_limit).min(MAX_BOOST);
-        }
+        let beyond = self.idle.saturating_sub(self.spin_limit / 4);
+        self.boost = (beyond.saturating_mul(64) / self.spin_limit).min(MAX_BOOST);
     }
 
     pub fn preempted(&mut self) {
@@ -214,7 +219,7 @@ impl Scheduler {
         members: impl Iterator<Item = FiberId> + Clone,
         fibers: &mut Slab<Fiber>,
     ) {
-        if self.spins == 0 {
+        if !self.spun {
             return;
         }
         let epoch = self.epoch;
@@ -246,8 +251,7 @@ impl Scheduler {
     /// Whether all that can run has only been spinning for the spin limit, or nothing has been stored
     /// for very long.
     pub fn is_stuck(&self) -> bool {
-        (self.spins >= self.spin_limit && self.fresh == 0)
-            || self.stale >= self.spin_limit.saturating_mul(STALE_FACTOR)
+        self.idle >= self.spin_limit || self.stale >= self.spin_limit.saturating_mul(STALE_FACTOR)
     }
 
     /// Advances time by one step and chooses the fiber to run.
@@ -334,5 +338,113 @@ impl Scheduler {
             1 => Victim::Block(fiber.block),
             _ => Victim::Grid(fiber.grid),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Dim3;
+
+    /// A scheduler with `n` ready fibers, one warp per block.
+    fn scheduler(n: usize, config: Config) -> (Scheduler, Slab<Fiber>, fastrand::Rng) {
+        let mut scheduler = Scheduler::new(&config);
+        let mut fibers = Slab::new();
+        for number in 0..n {
+            let id = fibers.insert(Fiber::new(0, number / 32, 0, Dim3::from(0), 0..0));
+            scheduler.thread_started();
+            scheduler.unblock(id, &mut fibers[id]);
+        }
+        (scheduler, fibers, fastrand::Rng::with_seed(config.seed))
+    }
+
+    #[test]
+    fn round_robin_is_fair() {
+        let config = Config {
+            schedule: Schedule::RoundRobin,
+            ..Config::default()
+        };
+        let (mut scheduler, mut fibers, mut rng) = scheduler(5, config);
+        let order: Vec<_> = (0..10)
+            .map(|_| {
+                let id = scheduler.next(&mut rng, &mut fibers).unwrap();
+                scheduler.requeue(id, &mut fibers[id]);
+                id
+            })
+            .collect();
+        assert_eq!(order, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_victim_is_held_back_but_not_for_ever() {
+        let config = Config {
+            schedule: Schedule::Stall { stretch: 1000 },
+            ..Config::default()
+        };
+        let (mut scheduler, mut fibers, mut rng) = scheduler(64, config);
+        let mut longest = 0;
+        let mut last = [0; 64];
+        for step in 0..20_000 {
+            let id = scheduler.next(&mut rng, &mut fibers).unwrap();
+            longest = longest.max(step - std::mem::replace(&mut last[id], step));
+            scheduler.requeue(id, &mut fibers[id]);
+        }
+        assert!((1_000..10_000).contains(&longest), "{longest}");
+    }
+
+    #[test]
+    fn only_when_all_spin_is_it_a_livelock() {
+        let config = Config {
+            spin_limit: 100,
+            ..Config::default()
+        };
+        let (mut scheduler, mut fibers, mut rng) = scheduler(3, config);
+        let mut run = |scheduler: &mut Scheduler, steps, working: Option<FiberId>| {
+            for _ in 0..steps {
+                let id = scheduler.next(&mut rng, &mut fibers).unwrap();
+                if working != Some(id) {
+                    scheduler.spin(&mut fibers[id]);
+                }
+                scheduler.requeue(id, &mut fibers[id]);
+            }
+        };
+        run(&mut scheduler, 1_000, Some(1));
+        assert!(!scheduler.is_stuck());
+        // The worker joins the others: from there on the limit counts.
+        run(&mut scheduler, 100, None);
+        assert!(!scheduler.is_stuck());
+        run(&mut scheduler, 100, None);
+        assert!(scheduler.is_stuck());
+        scheduler.signal();
+        assert!(!scheduler.is_stuck());
+        // Read-modify-writes count as signals, yet not for ever.
+        for _ in 0..100 * STALE_FACTOR {
+            run(&mut scheduler, 1, None);
+            scheduler.signal();
+        }
+        assert!(scheduler.is_stuck());
+        scheduler.progress();
+        assert!(!scheduler.is_stuck());
+    }
+
+    #[test]
+    fn time_goes_faster_only_while_everybody_waits() {
+        let config = Config {
+            spin_limit: 10_000,
+            ..Config::default()
+        };
+        let (mut scheduler, mut fibers, mut rng) = scheduler(2, config);
+        let mut spin = |scheduler: &mut Scheduler, steps| {
+            for _ in 0..steps {
+                let id = scheduler.next(&mut rng, &mut fibers).unwrap();
+                scheduler.spin(&mut fibers[id]);
+                scheduler.requeue(id, &mut fibers[id]);
+            }
+        };
+        spin(&mut scheduler, 2_000);
+        // Half a microsecond for both to run once.
+        assert_eq!(scheduler.now_ns(), 2_000 / 2 * 500);
+        spin(&mut scheduler, 7_000);
+        assert!(!scheduler.is_stuck() && scheduler.now_ns() > 1_000_000_000_000);
     }
 }

@@ -25,14 +25,15 @@ struct StaticArray {
     site: usize,
     start: usize,
     bytes: usize,
+    align: usize,
 }
 
 /// Why a static array cannot be had.
 pub(crate) enum StaticError {
     /// Bytes that the block would need.
     Exceeds(usize),
-    /// The alignment, or the size the same site had before, does not fit.
-    Mismatch(&'static str),
+    /// The alignment is not a power of two, or too large.
+    Alignment,
 }
 
 /// A generic write to a byte of shared memory.
@@ -105,16 +106,20 @@ impl SharedMemory {
         (self.base, self.dynamic)
     }
 
-    /// The array of a site: the same one whenever the same block asks.
+    /// The array of a site, size and alignment: the same one whenever the same block asks.
     pub fn static_array(
         &mut self,
         site: usize,
         bytes: usize,
         align: usize,
     ) -> Result<*mut u8, StaticError> {
-        let start = match self.statics.iter().find(|array| array.site == site) {
-            Some(array) if array.bytes == bytes => array.start,
-            Some(_) => return Err(StaticError::Mismatch("the site had another size before")),
+        let key = (site, bytes, align);
+        let known = self
+            .statics
+            .iter()
+            .find(|array| (array.site, array.bytes, array.align) == key);
+        let start = match known {
+            Some(array) => array.start,
             None => self.add_static(site, bytes, align)?,
         };
         // SAFETY: every array lies within the arena.
@@ -128,9 +133,7 @@ impl SharedMemory {
         align: usize,
     ) -> Result<usize, StaticError> {
         if !align.is_power_of_two() || align > ALIGNMENT {
-            return Err(StaticError::Mismatch(
-                "the alignment is not a power of two up to 1024",
-            ));
+            return Err(StaticError::Alignment);
         }
         let charged = self.charged.saturating_add(bytes);
         let start = (self.end + RED_ZONE).next_multiple_of(align);
@@ -139,7 +142,12 @@ impl SharedMemory {
         }
         self.charged = charged;
         self.grow(start + bytes);
-        self.statics.push(StaticArray { site, start, bytes });
+        self.statics.push(StaticArray {
+            site,
+            start,
+            bytes,
+            align,
+        });
         Ok(start)
     }
 
@@ -234,8 +242,13 @@ mod tests {
         assert!(shared.offset_of(a.addr(), 10).is_some());
         assert!(shared.offset_of(a.addr() + 4, 10).is_none());
         assert!(shared.offset_of(b.addr(), 512).is_some());
-        assert_eq!(shared.bytes(), 622);
-        assert!(shared.static_array(1, 11, 4).is_err());
+        assert_eq!(shared.bytes(), 100 + 10 + 512);
+        // Another size, as of another instance of generic code: another array.
+        assert_ne!(a, shared.static_array(1, 11, 4).ok().unwrap());
+        assert!(matches!(
+            shared.static_array(3, 4, 3),
+            Err(StaticError::Alignment)
+        ));
         assert!(shared.static_array(3, MAX_SHARED_BYTES, 4).is_err());
         shared.reset(MAX_SHARED_BYTES, 1);
         assert!(shared.static_array(4, 1, 1).is_err());

@@ -41,7 +41,7 @@ fn a_large_quantization_takes_seconds() {
                     amax = amax.max(met.values[(device::lane_id() ^ distance) as usize]);
                 }
                 output.store(at, amax as u32);
-                if at % 4 == 0 {
+                if at.is_multiple_of(4) {
                     scales.store(at / 4, amax as u8);
                 }
             }

@@ -30,11 +30,11 @@ pub fn dynamic_shared_bytes() -> usize {
 }
 
 /// The block's static shared array `site`: `bytes` bytes aligned to `align` (a power of two up to 1024),
-/// poisoned. All threads of a block get the same array for the same site, whoever asks first; arrays of
-/// different sites do not overlap.
+/// poisoned. All threads of a block get the same array for the same site, whoever asks first. Arrays of
+/// different sites do not overlap, and neither do arrays of one site that differ in size or alignment, as
+/// instances of generic code may.
 ///
-/// Faults where the block's arrays exceed [`MAX_SHARED_BYTES`], where the alignment is not possible, or
-/// where the site had another size before.
+/// Faults where the block's arrays exceed [`MAX_SHARED_BYTES`], and where the alignment is not possible.
 #[track_caller]
 pub fn static_shared(site: usize, bytes: usize, align: usize) -> *mut u8 {
     let location = Location::caller();
@@ -51,8 +51,10 @@ pub fn static_shared(site: usize, bytes: usize, align: usize) -> *mut u8 {
                     "the block needs {total} bytes of shared memory, at most {MAX_SHARED_BYTES} exist"
                 )
             }
-            Err(StaticError::Mismatch(what)) => {
-                format!("a static shared array of {bytes} bytes aligned to {align}: {what}")
+            Err(StaticError::Alignment) => {
+                format!(
+                    "a static shared array cannot be aligned to {align}: powers of two up to 1024 can"
+                )
             }
         };
         engine.fail(id, FaultKind::SharedMemoryExceeded, location, message)
