@@ -332,6 +332,27 @@ $L__info_string0:
     }
 
     #[test]
+    fn a_qualified_state_space_is_no_label() {
+        let text = ".version 8.0\n.target sm_90\n.address_size 64\n.entry k()\n{\n\
+                    here:cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 512;\n\
+                    fence.proxy.async.shared::cta;\n\tret;\n}\n";
+        let module = Module::parse(text).expect("it is PTX");
+        let mnemonics: Vec<_> = module.entries[0]
+            .instructions
+            .iter()
+            .map(|instruction| instruction.mnemonic.as_str())
+            .collect();
+        assert_eq!(
+            mnemonics,
+            [
+                "cp.async.bulk.global.shared::cta.bulk_group",
+                "fence.proxy.async.shared::cta",
+                "ret",
+            ]
+        );
+    }
+
+    #[test]
     fn an_entry_has_its_signature_and_directives() {
         let module = Module::parse(KERNELS).expect("it is PTX");
         let scale = module.entry("scale").expect("it is there");

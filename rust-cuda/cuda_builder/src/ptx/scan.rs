@@ -320,7 +320,11 @@ impl<'a> Scanner<'a> {
                 directive if directive.starts_with('.') => {
                     self.statement(at)?;
                 }
-                label if self.rest()[label.len()..].starts_with(':') => {
+                // Two colons qualify a state space: `cp.async.bulk.global.shared::cta`.
+                label
+                    if self.rest()[label.len()..].starts_with(':')
+                        && !self.rest()[label.len()..].starts_with("::") =>
+                {
                     self.position += label.len() + 1;
                 }
                 _ => {
