@@ -4,13 +4,13 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use corosensei::stack::{DefaultStack, Stack};
 
 use crate::context;
 use crate::device::{BarrierVote, WarpValues};
-use crate::geometry::Dim3;
+use crate::geometry::{Dim3, WARP_SIZE};
 
 pub(crate) type FiberId = usize;
 pub(crate) type Yielder = corosensei::Yielder<(), ()>;
@@ -101,7 +101,14 @@ pub(crate) fn coroutine(stack: DefaultStack, entry: Entry) -> Coroutine {
     })
 }
 
-/// Stacks that are not in use.
+/// Stacks that machines have left behind, with their size. Making one takes several system calls, which
+/// would dominate tests that make a machine per seed.
+static SPARE: Mutex<Vec<(usize, DefaultStack)>> = Mutex::new(Vec::new());
+
+/// Most stacks that are kept there: 16 MiB if each has two pages in use.
+const MAX_SPARE: usize = 2048;
+
+/// Stacks of a machine that are not in use.
 pub(crate) struct StackPool {
     bytes: usize,
     free: Vec<DefaultStack>,
@@ -116,9 +123,24 @@ impl StackPool {
     }
 
     pub fn take(&mut self) -> io::Result<DefaultStack> {
+        if self.free.is_empty() {
+            self.adopt_spare();
+        }
         match self.free.pop() {
             Some(stack) => Ok(stack),
             None => DefaultStack::new(self.bytes),
+        }
+    }
+
+    /// Takes over spare stacks of the same size, a warp's worth at a time.
+    fn adopt_spare(&mut self) {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.bytes;
+        for _ in 0..WARP_SIZE {
+            match spare.pop_if(|&mut (size, _)| size == bytes) {
+                Some((_, stack)) => self.free.push(stack),
+                None => return,
+            }
         }
     }
 
@@ -130,5 +152,14 @@ impl StackPool {
     pub fn usable(&self, stack: &DefaultStack) -> Range<usize> {
         let base = stack.base().get();
         base - self.bytes..base
+    }
+}
+
+impl Drop for StackPool {
+    fn drop(&mut self) {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MAX_SPARE.saturating_sub(spare.len());
+        let bytes = self.bytes;
+        spare.extend(self.free.drain(..).take(room).map(|stack| (bytes, stack)));
     }
 }

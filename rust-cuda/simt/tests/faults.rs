@@ -370,7 +370,8 @@ fn an_arrival_that_never_comes() {
 
 #[test]
 fn every_way_to_wait_forever_ends() {
-    let machine_fault = |body: fn(common::Global<u32>)| {
+    type Wait = fn(common::Global<u32>);
+    let machine_fault = |body: Wait| {
         let machine = Machine::new(impatient(1));
         let flag = buffer(&machine, &[0_u32]);
         match run(&machine, kernel(2, 64, move || body(flag))) {
@@ -378,7 +379,7 @@ fn every_way_to_wait_forever_ends() {
             other => panic!("{other:?}"),
         }
     };
-    let livelocks: [(&str, fn(common::Global<u32>)); 8] = [
+    let livelocks: [(&str, Wait); 8] = [
         ("atomic loads", |flag| while flag.atomic_load(0) == 0 {}),
         ("plain loads", |flag| while flag.load(0) == 0 {}),
         ("a lock nobody releases", |flag| {

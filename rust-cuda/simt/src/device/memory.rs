@@ -91,7 +91,7 @@ pub unsafe fn write<T: Copy>(ptr: *mut T, value: T) {
     unsafe { ptr.write(value) };
 }
 
-/// The check of [`read`] and [`write`] for `bytes` bytes at a multiple of `align` (not zero), for accesses
+/// The check of [`read()`] and [`write()`] for `bytes` bytes at a multiple of `align` (not zero), for accesses
 /// that the caller makes itself, right after.
 #[track_caller]
 pub fn check(ptr: *const u8, bytes: usize, align: usize, access: Access) {
