@@ -1,1 +1,55 @@
-//! Grouped NVFP4, MXFP4 and MXFP8 quantization for Mixture-of-Experts, on a GPU or on the CPU
+//! Grouped dynamic quantization for Mixture-of-Experts inference.
+//!
+//! Activation rows, grouped by the expert they were routed to, become NVFP4, MXFP4 or MXFP8, with
+//! block scales in the 128x4 layout that block-scaled matrix instructions read. The kernels are
+//! written in Rust (`kernels-gpu`); they run on an NVIDIA GPU, or, thread by thread, in an emulator
+//! on the CPU, with the same bytes.
+//!
+//! ```
+//! use half::bf16;
+//! use tokenyard::{Device, DeviceRouting, Format, GroupedQuantizer, Routing, TensorScales};
+//!
+//! // Three tokens of 64 columns; each goes to two of four experts.
+//! let (tokens, columns, experts) = (3, 64, 4);
+//! let hidden_states: Vec<bf16> =
+//!     (0..tokens * columns).map(|i| bf16::from_f32((i as f32).sin())).collect();
+//! let routing = Routing::from_topk(&[0, 2, 2, 3, 0, 3], tokens, 2, experts)?;
+//!
+//! let device = Device::best(); // a GPU, or the emulator
+//! let stream = device.create_stream()?;
+//! let quantizer = GroupedQuantizer::builder(&device, Format::Nvfp4).columns(columns).build()?;
+//!
+//! let hidden_states = device.upload(&hidden_states)?;
+//! let routing = DeviceRouting::upload(&device, &routing)?;
+//! let tensor_scales = TensorScales::ones(&device, experts)?;
+//! let quantized = quantizer.quantize(&stream, &hidden_states, &routing, &tensor_scales)?;
+//!
+//! let restored = quantized.dequantize(&stream, &routing, &tensor_scales)?.download()?;
+//! assert_eq!(restored.len(), 6 * columns); // one row for each token and expert
+//! // A block scale here is about 1/6, and E2M1's widest gap, 4 to 6, is 2: half of it is off by 1/6.
+//! assert!((restored[1] - 1f32.sin()).abs() < 0.18);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod backend;
+pub mod buffer;
+pub mod device;
+pub mod device_routing;
+pub mod error;
+pub mod error_metrics;
+pub mod options;
+pub mod quantizer;
+pub mod reference;
+pub mod routing;
+pub mod stream;
+
+pub use buffer::DeviceBuffer;
+pub use device::{Device, EmulatorOptions};
+pub use device_routing::{DeviceRouting, DeviceRoutingError, RoutingTables, TopkRouter};
+pub use error::DeviceError;
+pub use error_metrics::ErrorMetrics;
+pub use kernels_gpu::scale_tile::Swizzle;
+pub use options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding};
+pub use quantizer::{GroupedQuantizer, Input, QuantizeError, Quantized, ScaleStore, TensorScales};
+pub use routing::{Routing, RoutingError};
+pub use stream::{Event, Stream};

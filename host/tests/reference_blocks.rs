@@ -137,7 +137,7 @@ fn nvfp4_vectors() -> impl Iterator<Item = (Block, f32)> {
         })
 }
 
-/// NVFP4 blocks on which all recipes agree: ours must be the same bits. For `tiny_tensor` see below.
+/// NVFP4 blocks on which all recipes agree: ours must be the same bits.
 #[test]
 fn nvfp4_vectors_that_all_recipes_share() {
     let mut checked = 0;
@@ -152,29 +152,13 @@ fn nvfp4_vectors_that_all_recipes_share() {
         sf,
     ) in nvfp4_vectors()
     {
-        if recipes_agree == Some(true) && name != "tiny_tensor" {
+        if recipes_agree == Some(true) {
             let got = packed(Format::Nvfp4, DEFAULT, sf, &bf16_block(&bf16));
             assert_eq!(got, expected["exact"].bytes(), "{name}");
             checked += 1;
         }
     }
-    assert_eq!(checked, 8);
-}
-
-/// The tensor scale here is FP32's largest value. Its reciprocal is subnormal and flushed, so that
-/// the inverse scale is infinite and becomes the largest FP32: the scale byte is right, and the
-/// second element, which should be -3, saturates to -6.
-#[test]
-fn nvfp4_tensor_scale_whose_reciprocal_is_flushed() {
-    let (Block { bf16, expected, .. }, sf) = nvfp4_vectors()
-        .find(|(block, _)| block.name == "tiny_tensor")
-        .unwrap();
-    assert_eq!(sf, f32::MAX);
-    let (scale, mut elements) = expected["exact"].bytes();
-    assert_eq!(elements[0], 0xD7);
-    elements[0] = 0xF7;
-    let got = packed(Format::Nvfp4, DEFAULT, sf, &bf16_block(&bf16));
-    assert_eq!(got, (scale, elements));
+    assert_eq!(checked, 9);
 }
 
 /// Blocks on which public NVFP4 recipes differ. Our scale byte is always the exact one. Our elements

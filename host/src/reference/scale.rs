@@ -123,8 +123,11 @@ pub fn inverse_scale(
         // Byte 0 is 2^-127, whose reciprocal is a finite number although the flushing one is not.
         Format::Mxfp4 if code == 0x00 => Some((sf * e8m0_decode(254)).min(f32::MAX)),
         Format::Mxfp8 if code == 0x00 => Some(e8m0_decode(254)),
-        // A tensor scale so large that its reciprocal is flushed.
-        Format::Nvfp4 | Format::Mxfp4 if literal == f32::INFINITY => Some(f32::MAX),
+        // A tensor scale so large that its reciprocal, or the product with it, is flushed: the same
+        // without flushing, and finite.
+        Format::Nvfp4 | Format::Mxfp4 if literal == f32::INFINITY => {
+            Some((1.0 / (value * (1.0 / sf))).min(f32::MAX))
+        }
         _ => Some(literal),
     }
 }

@@ -1,0 +1,340 @@
+//! A GPU as a backend, through the CUDA driver.
+
+use super::images::{self, Code};
+use super::{Handle, LaunchConfig};
+use crate::error::DeviceError;
+use cuda_driver::extra::{
+    DriverError, TensorMapDataType, TensorMapInterleave, TensorMapL2Promotion, TensorMapOobFill,
+    TensorMapSwizzle, TensorMapTiled, encode_tensor_map_tiled,
+};
+use cuda_std::launch::KernelArgs;
+use cust::context::{Context, CurrentContext};
+use cust::device::{Device, DeviceAttribute};
+use cust::module::Module;
+use cust::sys;
+use cust::{CudaFlags, error::CudaError};
+use kernels_gpu::scale_tile::{Swizzle, TILE_BYTES};
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+pub(crate) struct CudaBackend {
+    // The functions belong to the module, the module to the context: dropped in this order.
+    functions: HashMap<&'static str, Function>,
+    _module: Module,
+    context: Context,
+    description: String,
+    capability: (u32, u32),
+}
+
+/// A function of the loaded module.
+#[derive(Clone, Copy)]
+struct Function(sys::CUfunction);
+
+// SAFETY: a function handle is a number to the driver, which may be called from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// Names the call in an error of `cust`.
+fn cust_error(call: &'static str) -> impl Fn(CudaError) -> DeviceError {
+    move |error| driver_error(call, error as u32)
+}
+
+fn driver_error(call: &'static str, code: u32) -> DeviceError {
+    let message = cuda_driver::error_string(code).map_or_else(
+        || "unknown error".into(),
+        |text| text.to_string_lossy().into_owned(),
+    );
+    DeviceError::Driver {
+        call,
+        code,
+        message,
+    }
+}
+
+/// Calls a function of the driver and names it in the error.
+macro_rules! driver {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        match sys::$function($($argument),*) as u32 {
+            0 => Ok(()),
+            code => Err(driver_error(stringify!($function), code)),
+        }
+    };
+}
+
+impl CudaBackend {
+    pub(crate) fn new(ordinal: u32) -> Result<Self, DeviceError> {
+        if let Some((reason, command)) = images::MISSING {
+            return Err(DeviceError::KernelsMissing { reason, command });
+        }
+        cuda_driver::driver_available()?;
+        cust::init(CudaFlags::empty()).map_err(cust_error("cuInit"))?;
+        let count = Device::num_devices().map_err(cust_error("cuDeviceGetCount"))?;
+        if ordinal >= count {
+            return Err(DeviceError::NoSuchGpu { ordinal, count });
+        }
+        let device = Device::get_device(ordinal).map_err(cust_error("cuDeviceGet"))?;
+        let attribute = |attribute| {
+            let value = device.get_attribute(attribute);
+            value
+                .map_err(cust_error("cuDeviceGetAttribute"))
+                .map(|value| value as u32)
+        };
+        let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
+        let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+        let name = device.name().map_err(cust_error("cuDeviceGetName"))?;
+        let Some((image, code)) = images::best_for(major * 10 + minor) else {
+            return Err(DeviceError::GpuTooOld {
+                name,
+                capability: (major, minor),
+            });
+        };
+
+        let context = Context::new(device).map_err(cust_error("cuDevicePrimaryCtxRetain"))?;
+        CurrentContext::set_current(&context).map_err(cust_error("cuCtxSetCurrent"))?;
+        let (module, how) = match code {
+            Code::Cubin(bytes) => (Module::from_cubin(bytes, &[]), "machine code"),
+            Code::Ptx(text) => (Module::from_ptx(text, &[]), "PTX"),
+        };
+        let module = module.map_err(cust_error("cuModuleLoadDataEx"))?;
+        let mut functions = HashMap::new();
+        for &entry in images::ENTRIES {
+            let function = module.get_function(entry);
+            let function = function.map_err(cust_error("cuModuleGetFunction"))?;
+            functions.insert(entry, Function(function.to_raw()));
+        }
+        Ok(Self {
+            functions,
+            _module: module,
+            context,
+            description: format!(
+                "{name}, compute capability {major}.{minor}, {how} for {}",
+                image.target()
+            ),
+            capability: (major, minor),
+        })
+    }
+
+    /// Makes this context the calling thread's. The driver's calls act on the current one.
+    fn enter(&self) -> Result<(), DeviceError> {
+        CurrentContext::set_current(&self.context).map_err(cust_error("cuCtxSetCurrent"))
+    }
+
+    pub(crate) fn description(&self) -> String {
+        self.description.clone()
+    }
+
+    pub(crate) fn compute_capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    pub(crate) fn alloc(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+        self.enter()?;
+        let mut pointer = 0;
+        // The driver refuses to allocate nothing.
+        // SAFETY: the pointer is written before the call returns.
+        unsafe { driver!(cuMemAlloc_v2(&mut pointer, bytes.max(1))) }.map_err(
+            |error| match error {
+                DeviceError::Driver { code, message, .. }
+                    if code == CudaError::OutOfMemory as u32 =>
+                {
+                    DeviceError::OutOfMemory { bytes, message }
+                }
+                error => error,
+            },
+        )?;
+        Ok(pointer as *mut u8)
+    }
+
+    pub(crate) unsafe fn free(&self, pointer: *mut u8) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the caller's obligation.
+        unsafe {
+            driver!(cuCtxSynchronize())?;
+            driver!(cuMemFree_v2(pointer as u64))
+        }
+    }
+
+    pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.enter()?;
+        // Our streams synchronise with the default stream, so the copy is ordered after them.
+        // SAFETY: the caller's obligation.
+        unsafe {
+            driver!(cuMemcpyHtoD_v2(
+                to as u64,
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ))
+        }
+    }
+
+    pub(crate) unsafe fn download(
+        &self,
+        bytes: &mut [u8],
+        from: *const u8,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the caller's obligation.
+        unsafe {
+            driver!(cuMemcpyDtoH_v2(
+                bytes.as_mut_ptr().cast(),
+                from as u64,
+                bytes.len()
+            ))
+        }
+    }
+
+    pub(crate) unsafe fn fill(
+        &self,
+        to: *mut u8,
+        value: u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the caller's obligation.
+        unsafe {
+            driver!(cuMemsetD8_v2(to as u64, value, bytes))?;
+            driver!(cuCtxSynchronize())
+        }
+    }
+
+    pub(crate) fn create_stream(&self) -> Result<Handle, DeviceError> {
+        self.enter()?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the handle is written before the call returns.
+        unsafe { driver!(cuStreamCreate(&mut stream, 0))? };
+        Ok(Handle(stream as u64))
+    }
+
+    pub(crate) fn destroy_stream(&self, stream: Handle) {
+        let stream = stream.0 as sys::CUstream;
+        // A failure here is one of earlier work; whoever waits for that work is told.
+        // SAFETY: the handle came from `create_stream` and is not used again.
+        let _ = self.enter().and_then(|()| unsafe {
+            driver!(cuStreamSynchronize(stream))?;
+            driver!(cuStreamDestroy_v2(stream))
+        });
+    }
+
+    pub(crate) fn synchronize(&self, stream: Handle) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the handle came from `create_stream`.
+        unsafe { driver!(cuStreamSynchronize(stream.0 as sys::CUstream)) }
+    }
+
+    pub(crate) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
+        self.enter()?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the event is written before it is used; the stream came from `create_stream`.
+        unsafe {
+            driver!(cuEventCreate(&mut event, 0))?;
+            driver!(cuEventRecord(event, stream.0 as sys::CUstream))?;
+        }
+        Ok(Handle(event as u64))
+    }
+
+    pub(crate) fn wait(&self, stream: Handle, event: Handle) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: both handles are live.
+        unsafe {
+            driver!(cuStreamWaitEvent(
+                stream.0 as sys::CUstream,
+                event.0 as sys::CUevent,
+                0
+            ))
+        }
+    }
+
+    pub(crate) fn elapsed_ms(&self, from: Handle, to: Handle) -> Result<f32, DeviceError> {
+        self.enter()?;
+        let (from, to) = (from.0 as sys::CUevent, to.0 as sys::CUevent);
+        let mut milliseconds = 0.0;
+        // SAFETY: both handles are live events.
+        unsafe {
+            driver!(cuEventSynchronize(from))?;
+            driver!(cuEventSynchronize(to))?;
+            driver!(cuEventElapsedTime(&mut milliseconds, from, to))?;
+        }
+        Ok(milliseconds)
+    }
+
+    pub(crate) fn destroy_event(&self, event: Handle) {
+        // SAFETY: the handle came from `record` and is not used again.
+        let _ = self
+            .enter()
+            .and_then(|()| unsafe { driver!(cuEventDestroy_v2(event.0 as sys::CUevent)) });
+    }
+
+    pub(crate) unsafe fn encode_scale_map(
+        &self,
+        to: *mut u8,
+        scales: *mut u8,
+        tiles: usize,
+        swizzle: Swizzle,
+    ) -> Result<(), DeviceError> {
+        let row = swizzle.row_bytes();
+        let rows = TILE_BYTES as u32 / row;
+        let map = encode_tensor_map_tiled(&TensorMapTiled {
+            data_type: TensorMapDataType::Uint8,
+            global_address: scales as u64,
+            global_dim: &[row as u64, rows as u64, tiles as u64],
+            global_strides: &[row as u64, TILE_BYTES as u64],
+            box_dim: &[row, rows, 1],
+            element_strides: &[1, 1, 1],
+            interleave: TensorMapInterleave::None,
+            swizzle: match swizzle {
+                Swizzle::None => TensorMapSwizzle::None,
+                Swizzle::B32 => TensorMapSwizzle::Bytes32,
+                Swizzle::B64 => TensorMapSwizzle::Bytes64,
+                Swizzle::B128 => TensorMapSwizzle::Bytes128,
+            },
+            l2_promotion: TensorMapL2Promotion::None,
+            oob_fill: TensorMapOobFill::Zero,
+        })
+        .map_err(|error| match error {
+            DriverError::NoDriver(error) => DeviceError::NoDriver(error),
+            DriverError::Failed { function, code } => driver_error(function, code),
+            error => DeviceError::Driver {
+                call: "cuTensorMapEncodeTiled",
+                code: CudaError::NotSupported as u32,
+                message: error.to_string(),
+            },
+        })?;
+        let bytes: &[u8] = bytemuck::cast_slice(map.as_words());
+        // SAFETY: the caller's obligation.
+        unsafe { self.upload(to, bytes) }
+    }
+
+    pub(crate) unsafe fn launch<A: KernelArgs>(
+        &self,
+        stream: Handle,
+        config: LaunchConfig,
+        args: A,
+    ) -> Result<(), DeviceError> {
+        let name = A::KERNEL.name;
+        let function = self
+            .functions
+            .get(name)
+            .ok_or(DeviceError::NoSuchKernel { name })?;
+        self.enter()?;
+        args.with_params(|params: &mut [*mut c_void]| {
+            // SAFETY: `params` points to one value for each parameter of this kernel, of its type;
+            // the rest is the caller's obligation.
+            unsafe {
+                driver!(cuLaunchKernel(
+                    function.0,
+                    config.blocks,
+                    1,
+                    1,
+                    config.threads,
+                    1,
+                    1,
+                    config.shared_bytes,
+                    stream.0 as sys::CUstream,
+                    params.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                ))
+            }
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! The seam between the library and what runs kernels: device memory, streams, events, launches.
+//!
+//! Two implementations, a GPU through the CUDA driver and the emulator on the CPU, and nothing
+//! above this module asks which one it has.
+
+mod cuda;
+mod emulator;
+pub(crate) mod images;
+
+pub(crate) use cuda::CudaBackend;
+pub(crate) use emulator::EmulatorBackend;
+
+use crate::error::DeviceError;
+use cuda_std::launch::KernelArgs;
+
+/// A stream or event of a backend, as a number that only that backend can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle(pub(crate) u64);
+
+/// Grid and block of a launch, both one-dimensional, and its dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchConfig {
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+}
+
+impl LaunchConfig {
+    /// Blocks in the x dimension of a grid, at the most.
+    const MAX_BLOCKS: u64 = i32::MAX as u64;
+
+    /// A line of `blocks` blocks, if a grid can have so many.
+    pub(crate) fn line(
+        blocks: u64,
+        threads: u32,
+        shared_bytes: usize,
+    ) -> Result<Self, DeviceError> {
+        if blocks > Self::MAX_BLOCKS {
+            return Err(DeviceError::GridTooLarge {
+                blocks,
+                limit: Self::MAX_BLOCKS,
+            });
+        }
+        Ok(Self {
+            blocks: blocks as u32,
+            threads,
+            shared_bytes: shared_bytes as u32,
+        })
+    }
+}
+
+pub(crate) enum Backend {
+    Cuda(CudaBackend),
+    Emulator(EmulatorBackend),
+}
+
+/// Calls the same method of whichever backend it is.
+macro_rules! dispatch {
+    ($self:ident.$method:ident($($argument:expr),*)) => {
+        match $self {
+            Backend::Cuda(backend) => backend.$method($($argument),*),
+            Backend::Emulator(backend) => backend.$method($($argument),*),
+        }
+    };
+}
+
+impl Backend {
+    /// "NVIDIA H200, compute capability 9.0, ..." or "emulator, ...".
+    pub(crate) fn description(&self) -> String {
+        dispatch!(self.description())
+    }
+
+    /// Major and minor compute capability.
+    pub(crate) fn compute_capability(&self) -> (u32, u32) {
+        dispatch!(self.compute_capability())
+    }
+
+    /// Allocates at least `bytes`, aligned to 256; unspecified content.
+    pub(crate) fn alloc(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+        dispatch!(self.alloc(bytes))
+    }
+
+    /// Frees what `alloc` gave. Waits for work that may still use it.
+    ///
+    /// # Safety
+    ///
+    /// `pointer` came from `alloc` of this backend and is not used again.
+    pub(crate) unsafe fn free(&self, pointer: *mut u8) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.free(pointer)) }
+    }
+
+    /// Copies host bytes to the device, after all earlier work, and returns when they are there.
+    ///
+    /// # Safety
+    ///
+    /// `to` is device memory of this backend, valid for `bytes.len()`.
+    pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.upload(to, bytes)) }
+    }
+
+    /// Waits for all earlier work, then copies device bytes to the host.
+    ///
+    /// # Safety
+    ///
+    /// `from` is device memory of this backend, valid for `bytes.len()`.
+    pub(crate) unsafe fn download(
+        &self,
+        bytes: &mut [u8],
+        from: *const u8,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.download(bytes, from)) }
+    }
+
+    /// Fills device memory with a byte, after all earlier work, and returns when it is done.
+    ///
+    /// # Safety
+    ///
+    /// `to` is device memory of this backend, valid for `bytes`.
+    pub(crate) unsafe fn fill(
+        &self,
+        to: *mut u8,
+        value: u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.fill(to, value, bytes)) }
+    }
+
+    pub(crate) fn create_stream(&self) -> Result<Handle, DeviceError> {
+        dispatch!(self.create_stream())
+    }
+
+    /// Waits for the stream's work, then releases it.
+    pub(crate) fn destroy_stream(&self, stream: Handle) {
+        dispatch!(self.destroy_stream(stream))
+    }
+
+    pub(crate) fn synchronize(&self, stream: Handle) -> Result<(), DeviceError> {
+        dispatch!(self.synchronize(stream))
+    }
+
+    pub(crate) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
+        dispatch!(self.record(stream))
+    }
+
+    pub(crate) fn wait(&self, stream: Handle, event: Handle) -> Result<(), DeviceError> {
+        dispatch!(self.wait(stream, event))
+    }
+
+    /// Milliseconds between two events, after waiting for the later one.
+    pub(crate) fn elapsed_ms(&self, from: Handle, to: Handle) -> Result<f32, DeviceError> {
+        dispatch!(self.elapsed_ms(from, to))
+    }
+
+    pub(crate) fn destroy_event(&self, event: Handle) {
+        dispatch!(self.destroy_event(event))
+    }
+
+    /// Encodes a tensor map for the scale tiles at `scales` into device memory at `to`.
+    ///
+    /// # Safety
+    ///
+    /// `to` is 128 bytes and `scales` is `tiles` times 512 bytes of device memory of this backend.
+    pub(crate) unsafe fn encode_scale_map(
+        &self,
+        to: *mut u8,
+        scales: *mut u8,
+        tiles: usize,
+        swizzle: kernels_gpu::scale_tile::Swizzle,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.encode_scale_map(to, scales, tiles, swizzle)) }
+    }
+
+    /// Enqueues a kernel. Returns without waiting.
+    ///
+    /// # Safety
+    ///
+    /// What the kernel's own safety section demands of its arguments and launch, until it is done.
+    pub(crate) unsafe fn launch<A: KernelArgs>(
+        &self,
+        stream: Handle,
+        config: LaunchConfig,
+        args: A,
+    ) -> Result<(), DeviceError> {
+        if config.blocks == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.launch(stream, config, args)) }
+    }
+}

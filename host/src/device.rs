@@ -1,0 +1,187 @@
+//! Devices: a GPU, or the emulator.
+
+use crate::backend::{Backend, CudaBackend, EmulatorBackend};
+use crate::buffer::DeviceBuffer;
+use crate::error::DeviceError;
+use crate::stream::Stream;
+use bytemuck::Pod;
+use std::fmt;
+use std::sync::Arc;
+
+pub use simt::{Schedule, Target};
+
+/// Something that runs kernels. A cheap handle: clones are the same device.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    backend: Backend,
+    /// Why this device was chosen over another, if there was a choice.
+    note: Option<String>,
+}
+
+/// How an emulated device behaves.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct EmulatorOptions {
+    /// Decides the order in which threads run. The same seed replays the same order.
+    pub seed: u64,
+    /// The GPU that it stands for: kernels take the paths that they would take there.
+    pub target: Target,
+    /// How the order is drawn from the seed.
+    pub schedule: Schedule,
+}
+
+impl Default for EmulatorOptions {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            target: Target {
+                capability: 90,
+                arch_specific: false,
+            },
+            schedule: Schedule::default(),
+        }
+    }
+}
+
+impl Device {
+    /// The GPU with this ordinal, from 0.
+    ///
+    /// # Errors
+    ///
+    /// No driver, no such GPU, a GPU older than compute capability 8.0, a build without kernels, or
+    /// a driver that refuses to load them.
+    pub fn cuda(ordinal: u32) -> Result<Self, DeviceError> {
+        Ok(Self::from_backend(
+            Backend::Cuda(CudaBackend::new(ordinal)?),
+            None,
+        ))
+    }
+
+    /// An emulated device of compute capability 9.0.
+    pub fn emulator(seed: u64) -> Self {
+        Self::emulator_with(EmulatorOptions {
+            seed,
+            ..EmulatorOptions::default()
+        })
+    }
+
+    /// An emulated device with every choice made.
+    pub fn emulator_with(options: EmulatorOptions) -> Self {
+        Self::from_backend(Backend::Emulator(EmulatorBackend::new(options)), None)
+    }
+
+    /// The first GPU, or the emulator where there is none that works; [`description`] says why.
+    ///
+    /// [`description`]: Self::description
+    pub fn best() -> Self {
+        Self::cuda(0).unwrap_or_else(|error| {
+            let emulator = EmulatorBackend::new(EmulatorOptions::default());
+            let note = format!("no GPU was used: {error}");
+            Self::from_backend(Backend::Emulator(emulator), Some(note))
+        })
+    }
+
+    fn from_backend(backend: Backend, note: Option<String>) -> Self {
+        Self {
+            inner: Arc::new(Inner { backend, note }),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.inner.backend
+    }
+
+    /// What it is, in a line, and why it was chosen if there was a choice.
+    pub fn description(&self) -> String {
+        let what = self.backend().description();
+        match &self.inner.note {
+            Some(note) => format!("{what} ({note})"),
+            None => what,
+        }
+    }
+
+    /// Whether kernels run on the CPU.
+    pub fn is_emulator(&self) -> bool {
+        matches!(self.backend(), Backend::Emulator(_))
+    }
+
+    /// Major and minor compute capability.
+    pub fn compute_capability(&self) -> (u32, u32) {
+        self.backend().compute_capability()
+    }
+
+    /// A new stream: work on it runs in order, and beside the work of other streams.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the driver refuses.
+    pub fn create_stream(&self) -> Result<Stream, DeviceError> {
+        Stream::new(self)
+    }
+
+    /// A buffer of `len` values of unspecified content.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::OutOfMemory`], or an earlier fault of the device.
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, DeviceError> {
+        DeviceBuffer::new(self, len)
+    }
+
+    /// A buffer of `len` values, every byte of which is `byte`.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_filled<T: Pod>(
+        &self,
+        len: usize,
+        byte: u8,
+    ) -> Result<DeviceBuffer<T>, DeviceError> {
+        let mut buffer = self.alloc(len)?;
+        buffer.fill(byte)?;
+        Ok(buffer)
+    }
+
+    /// A buffer with a copy of `values`.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<DeviceBuffer<T>, DeviceError> {
+        let mut buffer = self.alloc(values.len())?;
+        buffer.upload_from(values)?;
+        Ok(buffer)
+    }
+
+    /// Refuses what lives on another device.
+    pub(crate) fn check_same(&self, what: &'static str, other: &Device) -> Result<(), DeviceError> {
+        if self == other {
+            return Ok(());
+        }
+        Err(DeviceError::WrongDevice {
+            what,
+            other: other.description(),
+            device: self.description(),
+        })
+    }
+}
+
+/// Two handles are equal when they are the same device.
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Device({})", self.description())
+    }
+}

@@ -1,0 +1,929 @@
+//! Grouped quantization on a device.
+
+use crate::backend::LaunchConfig;
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use crate::device_routing::DeviceRouting;
+use crate::error::DeviceError;
+use crate::options::{
+    COLUMN_MULTIPLE, DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding,
+    UnsupportedRounding,
+};
+use crate::stream::Stream;
+use half::{bf16, f16};
+use kernels_gpu::formats::{self, Rules};
+use kernels_gpu::quantize::{self, STAGING_BYTES};
+use kernels_gpu::scale_tile::{Swizzle, TILE_BYTES};
+use kernels_gpu::{dequantize, for_each_quantize_entry};
+use thiserror::Error;
+
+/// Why a quantization was refused. Nothing was launched or written.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum QuantizeError {
+    /// The device failed, or something lives on another one.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+
+    /// Kernels read eight elements at a time.
+    #[error("{columns} columns are not a multiple of {COLUMN_MULTIPLE}")]
+    Columns {
+        /// Columns asked for.
+        columns: usize,
+    },
+
+    /// An extent does not fit the 32 bits that kernels count in.
+    #[error("{what} is {value}; the most that kernels count to is {limit}")]
+    TooLarge {
+        /// The extent.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// The limit.
+        limit: usize,
+    },
+
+    /// The format does not round its scales that way.
+    #[error(transparent)]
+    Rounding(#[from] UnsupportedRounding),
+
+    /// There is no kernel for the combination.
+    #[error(
+        "there is no kernel for {format} from {input_type} with {threads} threads; available: {available}"
+    )]
+    NoKernel {
+        /// The format.
+        format: Format,
+        /// The input type.
+        input_type: InputType,
+        /// Threads of a block.
+        threads: u32,
+        /// The combinations that exist, as entry names.
+        available: String,
+    },
+
+    /// The copy engine came with compute capability 9.0.
+    #[error(
+        "{store:?} needs compute capability 9.0; the device has {major}.{minor}",
+        major = capability.0, minor = capability.1
+    )]
+    NoCopyEngine {
+        /// What was asked for.
+        store: ScaleStore,
+        /// The device's compute capability.
+        capability: (u32, u32),
+    },
+
+    /// A buffer does not have the length that the other arguments lead to.
+    #[error("{buffer} holds {found} values; {rows} rows of {columns} columns take {expected}")]
+    BufferLength {
+        /// The buffer.
+        buffer: &'static str,
+        /// Values it holds.
+        found: usize,
+        /// Values it should hold.
+        expected: usize,
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        columns: usize,
+    },
+
+    /// The input is of another type than the quantizer was built for.
+    #[error("the quantizer was built for {expected} input, got {found}")]
+    InputType {
+        /// Type given.
+        found: InputType,
+        /// Type expected.
+        expected: InputType,
+    },
+
+    /// The output was made for another format or another number of columns.
+    #[error(
+        "the output is {found_format} with {found_columns} columns, the quantizer makes {format} with {columns}"
+    )]
+    OutputMismatch {
+        /// Format of the output.
+        found_format: Format,
+        /// Columns of the output.
+        found_columns: usize,
+        /// Format of the quantizer.
+        format: Format,
+        /// Columns of the quantizer.
+        columns: usize,
+    },
+
+    /// The output has fewer rows than the routing, or other than dequantization was asked for.
+    #[error("the output has {found} rows, the routing {expected}")]
+    OutputRows {
+        /// Rows of the output.
+        found: usize,
+        /// Rows of the routing.
+        expected: usize,
+    },
+
+    /// The scales tensor cannot hold all row tiles: some rows would be left out.
+    #[error("the scales have {found} row tiles; the routing needs {needed}")]
+    RowTiles {
+        /// Row tiles of the scales tensor.
+        found: usize,
+        /// Row tiles that may be occupied.
+        needed: usize,
+    },
+
+    /// A gathered row names an input row that does not exist.
+    #[error("the routing reads input row {row}; the input has {rows} rows")]
+    SourceRow {
+        /// The row.
+        row: usize,
+        /// Rows of the input.
+        rows: usize,
+    },
+
+    /// The routing has more slots than the quantizer was built for.
+    #[error("the routing has {found} experts; the quantizer was built for at most {max}")]
+    Experts {
+        /// Slots of the routing.
+        found: usize,
+        /// The limit given to the builder.
+        max: usize,
+    },
+
+    /// There are no tensor-wise factors.
+    #[error("there must be at least one tensor-wise factor")]
+    NoTensorScale,
+
+    /// A tensor-wise factor is not a positive number.
+    #[error("the tensor-wise factor of expert {expert} is {value}; it must be finite and above 0")]
+    TensorScale {
+        /// The expert.
+        expert: usize,
+        /// Its factor.
+        value: f32,
+    },
+}
+
+/// How scale tiles leave shared memory for the scales tensor. The bytes are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScaleStore {
+    /// [`Bulk`](Self::Bulk) where the device has the copy engine, else [`Plain`](Self::Plain).
+    #[default]
+    Auto,
+    /// One bulk copy for all tiles of a block. Compute capability 9.0.
+    Bulk,
+    /// A copy through a tensor map for each tile, staged with this swizzle. Compute capability 9.0.
+    TensorMap(Swizzle),
+    /// 16-byte stores by the threads.
+    Plain,
+}
+
+/// Tensor-wise factors, one for each expert, on a device.
+///
+/// A factor *multiplies* the largest magnitude before the block scale is formed (the "encode"
+/// factor): elements decode as `code * block_scale / factor`. A common choice for NVFP4 is
+/// `448 * 6 / amax` of the tensor; the MX formats use 1.
+#[derive(Debug)]
+pub struct TensorScales(DeviceBuffer<f32>);
+
+impl TensorScales {
+    /// Copies factors to a device.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantizeError::NoTensorScale`] for none, [`QuantizeError::TensorScale`] for one that is
+    /// not finite and above 0.
+    pub fn upload(device: &Device, factors: &[f32]) -> Result<Self, QuantizeError> {
+        for (expert, &value) in factors.iter().enumerate() {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(QuantizeError::TensorScale { expert, value });
+            }
+        }
+        Self::from_buffer(device.upload(factors)?)
+    }
+
+    /// A factor of 1 for each of `experts` experts.
+    ///
+    /// # Errors
+    ///
+    /// As [`upload`](Self::upload).
+    pub fn ones(device: &Device, experts: usize) -> Result<Self, QuantizeError> {
+        Self::upload(device, &vec![1.0; experts])
+    }
+
+    /// Factors that are on the device already. Their values are not looked at; a block whose factor
+    /// is not finite and above 0 quantizes to meaningless values.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantizeError::NoTensorScale`] for none.
+    pub fn from_buffer(factors: DeviceBuffer<f32>) -> Result<Self, QuantizeError> {
+        if factors.is_empty() {
+            return Err(QuantizeError::NoTensorScale);
+        }
+        to_u32("the number of tensor-wise factors", factors.len())?;
+        Ok(Self(factors))
+    }
+
+    /// The factors.
+    pub fn buffer(&self) -> &DeviceBuffer<f32> {
+        &self.0
+    }
+}
+
+/// Rows to quantize, in device memory: `[rows, columns]`, row-major.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Input<'a> {
+    /// bfloat16.
+    Bf16(&'a DeviceBuffer<bf16>),
+    /// IEEE binary16.
+    F16(&'a DeviceBuffer<f16>),
+    /// IEEE binary32.
+    F32(&'a DeviceBuffer<f32>),
+}
+
+macro_rules! input_from {
+    ($($type:ty => $variant:ident),*) => {$(
+        impl<'a> From<&'a DeviceBuffer<$type>> for Input<'a> {
+            fn from(buffer: &'a DeviceBuffer<$type>) -> Self {
+                Input::$variant(buffer)
+            }
+        }
+    )*};
+}
+
+input_from!(bf16 => Bf16, f16 => F16, f32 => F32);
+
+impl Input<'_> {
+    /// The element type.
+    pub fn input_type(&self) -> InputType {
+        match self {
+            Input::Bf16(_) => InputType::Bf16,
+            Input::F16(_) => InputType::F16,
+            Input::F32(_) => InputType::F32,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Input::Bf16(buffer) => buffer.len(),
+            Input::F16(buffer) => buffer.len(),
+            Input::F32(buffer) => buffer.len(),
+        }
+    }
+
+    fn device(&self) -> &Device {
+        match self {
+            Input::Bf16(buffer) => buffer.device(),
+            Input::F16(buffer) => buffer.device(),
+            Input::F32(buffer) => buffer.device(),
+        }
+    }
+
+    fn address(&self) -> *const u8 {
+        match self {
+            Input::Bf16(buffer) => buffer.as_ptr().cast(),
+            Input::F16(buffer) => buffer.as_ptr().cast(),
+            Input::F32(buffer) => buffer.as_ptr().cast(),
+        }
+    }
+}
+
+/// A quantized tensor in device memory.
+#[derive(Debug)]
+pub struct Quantized {
+    format: Format,
+    columns: usize,
+    rows: usize,
+    row_tiles: usize,
+    data: DeviceBuffer<u8>,
+    scales: DeviceBuffer<u8>,
+    /// What a tensor-map store needs to know of `scales`: the map, and the swizzle it was made for.
+    scale_map: Option<(DeviceBuffer<u8>, Swizzle)>,
+}
+
+impl Quantized {
+    /// Wraps memory of the caller's.
+    ///
+    /// `data` holds `rows * format.bytes_per_row(columns)` bytes; `scales` holds
+    /// `row_tiles * format.column_tiles(columns) * 512`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantizeError::BufferLength`], [`QuantizeError::Columns`], [`QuantizeError::TooLarge`].
+    pub fn from_buffers(
+        format: Format,
+        rows: usize,
+        columns: usize,
+        row_tiles: usize,
+        data: DeviceBuffer<u8>,
+        scales: DeviceBuffer<u8>,
+    ) -> Result<Self, QuantizeError> {
+        check_columns(columns)?;
+        to_u32("the number of rows", rows)?;
+        to_u32("the number of row tiles", row_tiles)?;
+        let (data_bytes, scale_bytes) = output_bytes(format, rows, columns, row_tiles)?;
+        let check = |buffer, found, expected| {
+            if found == expected {
+                return Ok(());
+            }
+            Err(QuantizeError::BufferLength {
+                buffer,
+                found,
+                expected,
+                rows,
+                columns,
+            })
+        };
+        check("data", data.len(), data_bytes)?;
+        check("scales", scales.len(), scale_bytes)?;
+        data.device().check_same("the scales", scales.device())?;
+        Ok(Self {
+            format,
+            columns,
+            rows,
+            row_tiles,
+            data,
+            scales,
+            scale_map: None,
+        })
+    }
+
+    /// Prepares `scales` for tensor-map stores with this swizzle.
+    fn describe_scales(&mut self, swizzle: Swizzle) -> Result<(), QuantizeError> {
+        let device = self.scales.device().clone();
+        let tiles = self.scales.len() / TILE_BYTES;
+        let mut map = device.alloc(128)?;
+        if tiles > 0 {
+            // SAFETY: `map` has 128 bytes, and `scales` is `tiles` tiles.
+            unsafe {
+                device.backend().encode_scale_map(
+                    map.as_mut_ptr(),
+                    self.scales.as_mut_ptr(),
+                    tiles,
+                    swizzle,
+                )?;
+            }
+        }
+        self.scale_map = Some((map, swizzle));
+        Ok(())
+    }
+
+    /// The format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Row tiles of the scales tensor (Mt).
+    pub fn row_tiles(&self) -> usize {
+        self.row_tiles
+    }
+
+    /// Elements: `[rows, format.bytes_per_row(columns)]`, two E2M1 codes to a byte (the even
+    /// element in the low nibble) or one E4M3 code.
+    pub fn data(&self) -> &DeviceBuffer<u8> {
+        &self.data
+    }
+
+    /// Block scales: `[row_tiles, format.column_tiles(columns), 32, 4, 4]` bytes.
+    pub fn scales(&self) -> &DeviceBuffer<u8> {
+        &self.scales
+    }
+
+    /// The buffers, for reuse elsewhere: data and scales.
+    pub fn into_buffers(self) -> (DeviceBuffer<u8>, DeviceBuffer<u8>) {
+        (self.data, self.scales)
+    }
+
+    /// Widens the tensor again: `[rows, columns]`. Rows of no slot, or of a slot whose expert has no
+    /// tensor-wise factor, are 0.
+    ///
+    /// # Errors
+    ///
+    /// A routing of another shape, things of another device, a device that cannot allocate.
+    pub fn dequantize(
+        &self,
+        stream: &Stream,
+        routing: &DeviceRouting,
+        tensor_scales: &TensorScales,
+    ) -> Result<DeviceBuffer<f32>, QuantizeError> {
+        let device = self.data.device();
+        device.check_same("the stream", stream.device())?;
+        device.check_same("the routing", routing.device())?;
+        device.check_same("the tensor-wise factors", tensor_scales.0.device())?;
+        if routing.rows() != self.rows {
+            return Err(QuantizeError::OutputRows {
+                found: self.rows,
+                expected: routing.rows(),
+            });
+        }
+        let mut output = device.alloc_filled::<f32>(self.rows * self.columns, 0)?;
+        let rows = self.rows as u32;
+        let columns = self.columns as u32;
+        let config = LaunchConfig::line(dequantize::blocks(rows, columns), dequantize::THREADS, 0)?;
+        // One argument list for three entries of the same signature.
+        macro_rules! launch {
+            ($entry:ident) => {
+                stream.launch(
+                    config,
+                    dequantize::$entry::Args {
+                        data: self.data.as_ptr(),
+                        scales: self.scales.as_ptr(),
+                        row_tiles: self.row_tiles as u32,
+                        rows,
+                        columns,
+                        row_offsets: routing.row_offsets.as_ptr(),
+                        scales_offsets: routing.scales_offsets.as_ptr(),
+                        expert_ids: routing.expert_ids.as_ptr(),
+                        slots: routing.slots() as u32,
+                        sf: tensor_scales.0.as_ptr(),
+                        sf_len: tensor_scales.0.len() as u32,
+                        output: output.as_mut_ptr().cast(),
+                    },
+                )
+            };
+        }
+        // SAFETY: all extents are those of the buffers, checked when they were made; the launch is
+        // the one that the kernel asks for.
+        unsafe {
+            match self.format {
+                Format::Nvfp4 => launch!(dequantize_nvfp4),
+                Format::Mxfp4 => launch!(dequantize_mxfp4),
+                Format::Mxfp8 => launch!(dequantize_mxfp8),
+            }?;
+        }
+        Ok(output)
+    }
+}
+
+/// Bytes of the data and of the scales of a quantized tensor.
+fn output_bytes(
+    format: Format,
+    rows: usize,
+    columns: usize,
+    row_tiles: usize,
+) -> Result<(usize, usize), QuantizeError> {
+    let product = |a: usize, b: usize| {
+        a.checked_mul(b).ok_or(DeviceError::TooLarge {
+            elements: a,
+            element_bytes: b,
+        })
+    };
+    let data = product(rows, format.bytes_per_row(columns))?;
+    let scales = product(row_tiles, format.column_tiles(columns) * TILE_BYTES)?;
+    Ok((data, scales))
+}
+
+fn check_columns(columns: usize) -> Result<u32, QuantizeError> {
+    if !columns.is_multiple_of(COLUMN_MULTIPLE) {
+        return Err(QuantizeError::Columns { columns });
+    }
+    // Column tiles are numbered from the start of a run of 256, whose end must fit as well.
+    let limit = u32::MAX as usize - quantize::RUN_COLUMNS as usize;
+    if columns > limit {
+        return Err(QuantizeError::TooLarge {
+            what: "the number of columns",
+            value: columns,
+            limit,
+        });
+    }
+    Ok(columns as u32)
+}
+
+fn to_u32(what: &'static str, value: usize) -> Result<u32, QuantizeError> {
+    u32::try_from(value).map_err(|_| QuantizeError::TooLarge {
+        what,
+        value,
+        limit: u32::MAX as usize,
+    })
+}
+
+/// What every quantize entry takes besides its launch, ready to be given its entry's own type.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    stream: &'a Stream,
+    config: LaunchConfig,
+    input: *const u8,
+    input_rows: u32,
+    columns: u32,
+    data: *mut u8,
+    rows: u32,
+    scales: *mut u8,
+    row_tiles: u32,
+    scale_map: *const u8,
+    routing: &'a DeviceRouting,
+    sf: *const f32,
+    sf_len: u32,
+    rules: u32,
+    scale_store: u32,
+}
+
+type Launcher = unsafe fn(Call<'_>) -> Result<(), DeviceError>;
+
+macro_rules! entry_table {
+    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+        /// The quantize entries by name.
+        const ENTRIES: &[(&str, Launcher)] = &[$(
+            (stringify!($name), |call| {
+                let routing = call.routing;
+                let args = quantize::$name::Args {
+                    input: call.input.cast(),
+                    input_rows: call.input_rows,
+                    columns: call.columns,
+                    data: call.data,
+                    rows: call.rows,
+                    scales: call.scales,
+                    row_tiles: call.row_tiles,
+                    scale_map: call.scale_map.cast(),
+                    row_offsets: routing.row_offsets.as_ptr(),
+                    scales_offsets: routing.scales_offsets.as_ptr(),
+                    expert_ids: routing.expert_ids.as_ptr(),
+                    slots: routing.slots() as u32,
+                    sf: call.sf,
+                    sf_len: call.sf_len,
+                    source_rows: routing
+                        .source_rows
+                        .as_ref()
+                        .map_or(std::ptr::null(), |rows| rows.as_ptr()),
+                    rules: call.rules,
+                    scale_store: call.scale_store,
+                };
+                // SAFETY: the caller's obligation.
+                unsafe { call.stream.launch(call.config, args) }
+            }),
+        )*];
+    };
+}
+
+for_each_quantize_entry!(entry_table);
+
+/// Threads of a block unless the builder is told otherwise.
+const DEFAULT_THREADS: u32 = 128;
+
+/// Makes a [`GroupedQuantizer`]; see [`GroupedQuantizer::builder`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct GroupedQuantizerBuilder {
+    device: Device,
+    format: Format,
+    columns: usize,
+    input_type: InputType,
+    options: QuantizeOptions,
+    scale_store: ScaleStore,
+    threads: u32,
+    max_experts: usize,
+}
+
+impl GroupedQuantizerBuilder {
+    /// Columns of a row (K), a multiple of 8. 0 unless told.
+    pub fn columns(mut self, columns: usize) -> Self {
+        self.columns = columns;
+        self
+    }
+
+    /// The input type. BF16 unless told.
+    pub fn input_type(mut self, input_type: InputType) -> Self {
+        self.input_type = input_type;
+        self
+    }
+
+    /// Rounding of E8M0 scales. RCEIL unless told; NVFP4 has no choice.
+    pub fn scale_rounding(mut self, rounding: ScaleRounding) -> Self {
+        self.options.scale_rounding = rounding;
+        self
+    }
+
+    /// What becomes of blocks too small for a scale. Hardened unless told.
+    pub fn dead_blocks(mut self, policy: DeadBlocks) -> Self {
+        self.options.dead_blocks = policy;
+        self
+    }
+
+    /// What a NaN does to its block. Ignored in the largest magnitude unless told.
+    pub fn nan_policy(mut self, policy: NanPolicy) -> Self {
+        self.options.nan_policy = policy;
+        self
+    }
+
+    /// All three policies at once.
+    pub fn options(mut self, options: QuantizeOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// How scale tiles are written.
+    pub fn scale_store(mut self, store: ScaleStore) -> Self {
+        self.scale_store = store;
+        self
+    }
+
+    /// Threads of a block: 128 unless told; 64 and 256 for BF16 input.
+    pub fn threads(mut self, threads: u32) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Refuse routings with more experts than this. No limit unless told.
+    pub fn max_experts(mut self, experts: usize) -> Self {
+        self.max_experts = experts;
+        self
+    }
+
+    /// Checks the choices.
+    ///
+    /// # Errors
+    ///
+    /// The first choice that does not work, with its numbers.
+    pub fn build(self) -> Result<GroupedQuantizer, QuantizeError> {
+        let columns = check_columns(self.columns)?;
+        self.options.check(self.format)?;
+        let copy_engine = self.device.compute_capability() >= (9, 0);
+        let scale_store = match self.scale_store {
+            ScaleStore::Auto if copy_engine => ScaleStore::Bulk,
+            ScaleStore::Auto => ScaleStore::Plain,
+            store @ (ScaleStore::Bulk | ScaleStore::TensorMap(_)) if !copy_engine => {
+                return Err(QuantizeError::NoCopyEngine {
+                    store,
+                    capability: self.device.compute_capability(),
+                });
+            }
+            store => store,
+        };
+        let suffix = match self.threads {
+            DEFAULT_THREADS => String::new(),
+            threads => format!("_t{threads}"),
+        };
+        let name = format!(
+            "grouped_quantize_{}_{}{suffix}",
+            self.format, self.input_type
+        );
+        let Some(&(_, launcher)) = ENTRIES.iter().find(|(entry, _)| *entry == name) else {
+            let names: Vec<_> = ENTRIES.iter().map(|(name, _)| *name).collect();
+            return Err(QuantizeError::NoKernel {
+                format: self.format,
+                input_type: self.input_type,
+                threads: self.threads,
+                available: names.join(", "),
+            });
+        };
+        let rules = Rules::new(
+            match self.options.scale_rounding {
+                ScaleRounding::Rceil => formats::ScaleRounding::Rceil,
+                ScaleRounding::Floor => formats::ScaleRounding::Floor,
+                ScaleRounding::Even => formats::ScaleRounding::Even,
+            },
+            match self.options.dead_blocks {
+                DeadBlocks::Hardened => formats::DeadBlocks::Hardened,
+                DeadBlocks::Strict => formats::DeadBlocks::Strict,
+            },
+            match self.options.nan_policy {
+                NanPolicy::Ignore => formats::NanPolicy::Ignore,
+                NanPolicy::Propagate => formats::NanPolicy::Propagate,
+            },
+        );
+        Ok(GroupedQuantizer {
+            columns,
+            rules,
+            scale_store,
+            launcher,
+            choices: self,
+        })
+    }
+}
+
+/// Quantizes rows grouped by expert.
+///
+/// Built once for a format, a number of columns and a set of policies, then used for any number of
+/// rows and experts. See the [crate documentation](crate) for an example.
+#[derive(Debug)]
+pub struct GroupedQuantizer {
+    choices: GroupedQuantizerBuilder,
+    columns: u32,
+    rules: Rules,
+    scale_store: ScaleStore,
+    launcher: Launcher,
+}
+
+impl GroupedQuantizer {
+    /// Begins to describe a quantizer.
+    pub fn builder(device: &Device, format: Format) -> GroupedQuantizerBuilder {
+        GroupedQuantizerBuilder {
+            device: device.clone(),
+            format,
+            columns: 0,
+            input_type: InputType::Bf16,
+            options: QuantizeOptions::default(),
+            scale_store: ScaleStore::Auto,
+            threads: DEFAULT_THREADS,
+            max_experts: usize::MAX,
+        }
+    }
+
+    /// The format.
+    pub fn format(&self) -> Format {
+        self.choices.format
+    }
+
+    /// Columns of a row.
+    pub fn columns(&self) -> usize {
+        self.choices.columns
+    }
+
+    /// How scale tiles are written: never [`ScaleStore::Auto`].
+    pub fn scale_store(&self) -> ScaleStore {
+        self.scale_store
+    }
+
+    /// Memory for `rows` rows and `row_tiles` row tiles of scales. The content is unspecified until
+    /// something is quantized into it, and stays so in row tiles that no expert occupies.
+    ///
+    /// # Errors
+    ///
+    /// Extents that are too large; a device that cannot allocate.
+    pub fn allocate(&self, rows: usize, row_tiles: usize) -> Result<Quantized, QuantizeError> {
+        let format = self.choices.format;
+        let columns = self.choices.columns;
+        let (data, scales) = output_bytes(format, rows, columns, row_tiles)?;
+        let device = &self.choices.device;
+        let (data, scales) = (device.alloc(data)?, device.alloc(scales)?);
+        self.adopt(Quantized::from_buffers(
+            format, rows, columns, row_tiles, data, scales,
+        )?)
+    }
+
+    /// Prepares memory of the caller's as this quantizer's output.
+    ///
+    /// # Errors
+    ///
+    /// An output of another format or device.
+    pub fn adopt(&self, mut output: Quantized) -> Result<Quantized, QuantizeError> {
+        self.check_output(&output)?;
+        if let ScaleStore::TensorMap(swizzle) = self.scale_store {
+            output.describe_scales(swizzle)?;
+        }
+        Ok(output)
+    }
+
+    /// Quantizes `input` into new memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`quantize_into`](Self::quantize_into) and [`allocate`](Self::allocate).
+    pub fn quantize<'a>(
+        &self,
+        stream: &Stream,
+        input: impl Into<Input<'a>>,
+        routing: &DeviceRouting,
+        tensor_scales: &TensorScales,
+    ) -> Result<Quantized, QuantizeError> {
+        let mut output = self.allocate(routing.rows(), routing.tiles_needed())?;
+        self.quantize_into(stream, input, routing, tensor_scales, &mut output)?;
+        Ok(output)
+    }
+
+    /// Quantizes `input` into `output`. Neither allocates nor waits: the work is done when the
+    /// stream has got there.
+    ///
+    /// Rows of no slot, and rows of a slot whose expert has no tensor-wise factor, are not written.
+    /// Every byte of an occupied scale tile is written, zeros where there is no row or block; other
+    /// tiles keep their content.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that does not fit, with its numbers; nothing was launched then.
+    pub fn quantize_into<'a>(
+        &self,
+        stream: &Stream,
+        input: impl Into<Input<'a>>,
+        routing: &DeviceRouting,
+        tensor_scales: &TensorScales,
+        output: &mut Quantized,
+    ) -> Result<(), QuantizeError> {
+        let input = input.into();
+        let device = &self.choices.device;
+        device.check_same("the stream", stream.device())?;
+        device.check_same("the input", input.device())?;
+        device.check_same("the routing", routing.device())?;
+        device.check_same("the tensor-wise factors", tensor_scales.0.device())?;
+        self.check_output(output)?;
+        let input_rows = self.input_rows(input, routing)?;
+        if routing.slots() > self.choices.max_experts {
+            return Err(QuantizeError::Experts {
+                found: routing.slots(),
+                max: self.choices.max_experts,
+            });
+        }
+        if output.rows != routing.rows() {
+            return Err(QuantizeError::OutputRows {
+                found: output.rows,
+                expected: routing.rows(),
+            });
+        }
+        if output.row_tiles < routing.tiles_needed() {
+            return Err(QuantizeError::RowTiles {
+                found: output.row_tiles,
+                needed: routing.tiles_needed(),
+            });
+        }
+        let store = match (self.scale_store, &output.scale_map) {
+            (ScaleStore::TensorMap(wanted), Some((_, made))) if wanted == *made => {
+                quantize::ScaleStore::tensor_map(wanted)
+            }
+            // An output that another quantizer allocated: its scales are described on first use.
+            (ScaleStore::TensorMap(wanted), _) => {
+                output.describe_scales(wanted)?;
+                quantize::ScaleStore::tensor_map(wanted)
+            }
+            (ScaleStore::Plain, _) => quantize::ScaleStore::PLAIN,
+            (ScaleStore::Auto | ScaleStore::Bulk, _) => quantize::ScaleStore::BULK,
+        };
+        let row_tiles = output.row_tiles as u32;
+        let call = Call {
+            stream,
+            config: LaunchConfig::line(
+                quantize::blocks(row_tiles, self.columns),
+                self.choices.threads,
+                STAGING_BYTES,
+            )?,
+            input: input.address(),
+            input_rows,
+            columns: self.columns,
+            data: output.data.as_mut_ptr(),
+            rows: output.rows as u32,
+            scales: output.scales.as_mut_ptr(),
+            row_tiles,
+            scale_map: output
+                .scale_map
+                .as_ref()
+                .map_or(std::ptr::null(), |(map, _)| map.as_ptr()),
+            routing,
+            sf: tensor_scales.0.as_ptr(),
+            sf_len: tensor_scales.0.len() as u32,
+            rules: self.rules.bits(),
+            scale_store: store.bits(),
+        };
+        // SAFETY: every extent is that of the buffer it goes with: `data` and `scales` by
+        // `Quantized`, the tables by `DeviceRouting`, the input by `input_rows`. The launch is the
+        // one that the entry asks for. `output` is borrowed mutably, so nothing else in this
+        // program writes it before the next use of the stream.
+        unsafe { (self.launcher)(call) }?;
+        Ok(())
+    }
+
+    fn check_output(&self, output: &Quantized) -> Result<(), QuantizeError> {
+        self.choices
+            .device
+            .check_same("the output", output.data.device())?;
+        if output.format != self.choices.format || output.columns != self.choices.columns {
+            return Err(QuantizeError::OutputMismatch {
+                found_format: output.format,
+                found_columns: output.columns,
+                format: self.choices.format,
+                columns: self.choices.columns,
+            });
+        }
+        Ok(())
+    }
+
+    /// Rows of the input, after checking that it has whole rows and enough of them.
+    fn input_rows(&self, input: Input<'_>, routing: &DeviceRouting) -> Result<u32, QuantizeError> {
+        if input.input_type() != self.choices.input_type {
+            return Err(QuantizeError::InputType {
+                found: input.input_type(),
+                expected: self.choices.input_type,
+            });
+        }
+        let columns = self.choices.columns;
+        let rows = match routing.gathers() {
+            Some(_) => input.len().checked_div(columns).unwrap_or(0),
+            None => routing.rows(),
+        };
+        if Some(input.len()) != rows.checked_mul(columns) {
+            return Err(QuantizeError::BufferLength {
+                buffer: "the input",
+                found: input.len(),
+                expected: rows.saturating_mul(columns),
+                rows,
+                columns,
+            });
+        }
+        if let Some(Some(end)) = routing.gathers()
+            && end > rows
+            && columns > 0
+        {
+            return Err(QuantizeError::SourceRow { row: end - 1, rows });
+        }
+        to_u32("the number of input rows", rows)
+    }
+}

@@ -1,0 +1,96 @@
+//! From a scale tile to the expert that owns it.
+//!
+//! Rows are grouped: slot `i` owns the rows `row_offsets[i] .. row_offsets[i + 1]`, and its scales
+//! begin at row tile
+//!
+//! ```text
+//! tile_start(i) = row_offsets[i] / 128 + scales_offsets[i]
+//! ```
+//!
+//! which never decreases with `i`. An empty slot has the same start as its successor, so "the last
+//! slot that starts at or before this tile" is the slot that owns it.
+
+use crate::scale_tile::TILE_ROWS;
+use cuda_std::view::GlobalView;
+
+/// The grouping tables in global memory. Their content is the caller's; nothing here trusts it.
+#[derive(Clone, Copy)]
+pub struct Groups {
+    /// First row of each slot, and the end of the last: `slots + 1` values.
+    pub row_offsets: GlobalView<u32>,
+    /// Row tiles to add to `row_offsets[i] / 128`: `slots` values.
+    pub scales_offsets: GlobalView<u32>,
+    /// Number of slots, at least 1.
+    pub slots: u32,
+    /// Number of rows that exist; offsets beyond are cut back to it.
+    pub rows: u32,
+}
+
+/// The part of a slot that lies in one row tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileRows {
+    /// The slot.
+    pub slot: u32,
+    /// First row, in the order of the whole tensor.
+    pub first_row: u32,
+    /// Number of rows, 1 to 128.
+    pub rows: u32,
+}
+
+impl Groups {
+    /// First row tile of a slot.
+    #[inline(always)]
+    pub fn tile_start(self, slot: u32) -> u32 {
+        let tiles_before = self.row_offsets.load(slot as usize) / TILE_ROWS;
+        tiles_before.saturating_add(self.scales_offsets.load(slot as usize))
+    }
+
+    /// The rows in row tile `tile`, or `None` for a slack tile, which belongs to nobody.
+    ///
+    /// A bisection: `ceil(log2(slots))` dependent reads, which every thread of a block makes at the
+    /// same addresses. Tables that are not what they should be give wrong rows, never rows that do
+    /// not exist.
+    #[inline(always)]
+    pub fn rows_in_tile(self, tile: u32) -> Option<TileRows> {
+        let mut slot = 0;
+        let mut past = self.slots;
+        while slot + 1 < past {
+            let middle = slot + (past - slot) / 2;
+            if self.tile_start(middle) <= tile {
+                slot = middle;
+            } else {
+                past = middle;
+            }
+        }
+
+        let start = self.row_offsets.load(slot as usize).min(self.rows);
+        let end = self.row_offsets.load(slot as usize + 1).min(self.rows);
+        let tile_in_slot = tile.checked_sub(self.tile_start(slot))?;
+        let skipped = tile_in_slot.checked_mul(TILE_ROWS)?;
+        let left = end.checked_sub(start)?.checked_sub(skipped)?;
+        if left == 0 {
+            return None;
+        }
+        Some(TileRows {
+            slot,
+            first_row: start + skipped,
+            rows: left.min(TILE_ROWS),
+        })
+    }
+
+    /// The slot that owns `row`: the last one whose first row is at or before it.
+    #[inline(always)]
+    pub fn slot_of_row(self, row: u32) -> u32 {
+        let mut slot = 0;
+        let mut past = self.slots;
+        while slot + 1 < past {
+            let middle = slot + (past - slot) / 2;
+            if self.row_offsets.load(middle as usize) <= row {
+                slot = middle;
+            } else {
+                past = middle;
+            }
+        }
+        slot
+    }
+}

@@ -1,0 +1,168 @@
+//! E2M1: two exponent bits (bias 1) and one mantissa bit. The eight magnitudes are 0, 0.5, 1, 1.5,
+//! 2, 3, 4 and 6; bit 3 is the sign. No infinity and no NaN: both become the largest magnitude.
+//!
+//! # Rounding without a conversion instruction
+//!
+//! Only the arithmetic-specific 10.x and 12.x targets convert to E2M1. Elsewhere the code of a
+//! magnitude `t` is computed as
+//!
+//! ```text
+//! code = min( round(2 t), round(t + 2), round(t / 2 + 4), 7 )
+//! ```
+//!
+//! The codes 0 to 4 lie 0.5 apart, 4 to 6 lie 1 apart, 6 and 7 lie 2 apart. Each term is the straight
+//! line through one of these three stretches, and the lowest line at `t` is the one whose stretch
+//! `t` is in. Rounding is monotone, so it may be done before the minimum is taken. It is done by
+//! adding a constant so large that the last mantissa bit of the sum counts whole codes; sum and
+//! rounding are one instruction, to nearest even. As a tie between two codes goes to the even code,
+//! and an even code is one with a zero mantissa bit, this is the rounding that the format asks for.
+
+use super::{ElementFormat, InputFormat, Multiplier};
+use cuda_std::{cfg, cvt, math};
+
+/// The 4-bit float with two exponent bits and one mantissa bit.
+#[derive(Clone, Copy, Debug)]
+pub struct E2m1;
+
+impl E2m1 {
+    /// The largest value.
+    pub const MAX: f32 = 6.0;
+    /// Exponent of the largest power of two, 4.
+    pub const EMAX: u32 = 2;
+    /// Mantissa bits.
+    pub const MANTISSA_BITS: u32 = 1;
+
+    /// Rounds to nearest even, saturating to ±6. The sign of a zero is kept; NaN gives +6 (0x7).
+    ///
+    /// ```
+    /// use kernels_gpu::formats::E2m1;
+    /// assert_eq!(E2m1::from_f32(2.5), 0x4);   // a tie between 2 and 3
+    /// assert_eq!(E2m1::from_f32(-0.1), 0x8);
+    /// assert_eq!(E2m1::from_f32(f32::NAN), 0x7);
+    /// ```
+    #[inline(always)]
+    pub fn from_f32(value: f32) -> u8 {
+        let sign = if value.is_nan() {
+            0
+        } else {
+            value.to_bits() >> 28 & 0x8
+        };
+        (sign | Self::magnitude_code(value.abs())) as u8
+    }
+
+    /// The value of a code (bits 3..0).
+    ///
+    /// ```
+    /// use kernels_gpu::formats::E2m1;
+    /// assert_eq!((0..8).map(E2m1::to_f32).sum::<f32>(), 18.0);
+    /// assert_eq!(E2m1::to_f32(0xB), -1.5);
+    /// ```
+    #[inline(always)]
+    pub fn to_f32(code: u8) -> f32 {
+        // The three low bits moved to the top of an f32 mantissa are the value times 2^-126.
+        let scaled = f32::from_bits((code as u32 & 0x7) << 22) * f32::from_bits((127 + 126) << 23);
+        f32::from_bits(scaled.to_bits() | (code as u32 & 0x8) << 28)
+    }
+
+    /// The three lines, in f32: exact for every magnitude. NaN counts as 6.
+    #[inline(always)]
+    fn magnitude_code(magnitude: f32) -> u32 {
+        // 1.5 * 2^23: the last mantissa bit of a sum near it counts ones.
+        const ONES: f32 = 12_582_912.0;
+        let t = magnitude.min(Self::MAX);
+        let low = math::fma(t, 2.0, ONES);
+        let middle = t + (ONES + 2.0);
+        let high = math::fma(t, 0.5, ONES + 4.0);
+        low.min(middle).min(high).to_bits() - ONES.to_bits()
+    }
+
+    /// Eight codes from eight products, by the three lines in f32.
+    #[inline(always)]
+    fn chunk_in_f32<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
+        let byte = |index| {
+            let (low, high) = I::pair(chunk, index);
+            Self::from_f32(low * factor) as u32 | (Self::from_f32(high * factor) as u32) << 4
+        };
+        byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
+    }
+
+    /// Eight codes from eight products that are exact in half precision, two at a time.
+    ///
+    /// Magnitudes below the smallest normal half may round on the way; they end as zero either way.
+    #[inline(always)]
+    fn chunk_in_halves<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
+        /// A half in both halves of a word.
+        const fn twice(bits: u32) -> u32 {
+            bits << 16 | bits
+        }
+        // 1024: the last mantissa bit of a half near it counts ones. Codes are its low bits.
+        const HALF: u32 = twice(0x3800); // 0.5
+        const TWO: u32 = twice(0x4000); // 2
+        const ONES: u32 = twice(0x6400); // 1024
+        const ONES_2: u32 = twice(0x6402); // 1026
+        const ONES_4: u32 = twice(0x6404); // 1028
+        const ONES_7: u32 = twice(0x6407); // 1031
+
+        // Codes of elements 2 i and 2 i + 1 in bits 3..0 and 19..16.
+        let pair = |index| {
+            let (low, high) = I::pair(chunk, index);
+            let products = cvt::cvt_rn_f16x2_f32(high * factor, low * factor);
+            let t = products & twice(0x7FFF);
+            let low_line = math::fma_f16x2(t, TWO, ONES);
+            let middle_line = math::add_f16x2(t, ONES_2);
+            let high_line = math::fma_f16x2(t, HALF, ONES_4);
+            // A NaN loses every minimum, so it ends as 7.
+            let codes = math::min_f16x2(
+                math::min_f16x2(low_line, middle_line),
+                math::min_f16x2(high_line, ONES_7),
+            );
+            codes & twice(0x7) | products >> 12 & twice(0x8)
+        };
+
+        // Two pairs at a time: codes 0, 2, 1, 3 in bits 3..0 of the four bytes, then folded.
+        let four = |index| {
+            let spread = pair(index) | pair(index + 1) << 8;
+            spread | spread >> 12
+        };
+        math::prmt(four(0), four(2), 0x5410)
+    }
+
+    /// Eight codes by the conversion instruction.
+    #[inline(always)]
+    fn chunk_in_hardware<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
+        let byte = |index| {
+            let (low, high) = I::pair(chunk, index);
+            cvt::cvt_rn_satfinite_e2m1x2_f32(high * factor, low * factor) as u32
+        };
+        byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
+    }
+}
+
+impl ElementFormat for E2m1 {
+    type Packed = u32;
+
+    #[inline(always)]
+    fn quantize_chunk<I: InputFormat>(chunk: I::Chunk, multiplier: Multiplier) -> u32 {
+        match multiplier {
+            Multiplier::PowerOfTwo(factor) | Multiplier::Any(factor) if cfg::has_fp4_cvt() => {
+                Self::chunk_in_hardware::<I>(chunk, factor)
+            }
+            Multiplier::PowerOfTwo(factor) if I::FITS_HALF => {
+                Self::chunk_in_halves::<I>(chunk, factor)
+            }
+            Multiplier::PowerOfTwo(factor) | Multiplier::Any(factor) => {
+                Self::chunk_in_f32::<I>(chunk, factor)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn zeros() -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn dequantize(packed: u32, index: u32) -> f32 {
+        Self::to_f32((packed >> (index * 4)) as u8)
+    }
+}

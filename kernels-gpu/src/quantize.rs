@@ -1,0 +1,471 @@
+//! Grouped dynamic quantization.
+//!
+//! Activation rows arrive grouped by expert. Each thread block takes one piece of the scales
+//! tensor: one row tile (128 rows of one expert) by [`RUN_COLUMNS`] columns. It finds the expert by
+//! bisection, quantizes the rows, collects their block scales in shared memory, already in the 128x4
+//! layout, and lets the copy engine write them out.
+//!
+//! ```text
+//!            256 columns: one warp reads a row of it, 8 elements a lane
+//!          ┌──────────────────────────────┐
+//!  warp 0  │ row 0, 4, 8 ...              │──► elements: straight to global memory
+//!  warp 1  │ row 1, 5, 9 ...              │
+//!  warp 2  │ row 2, 6, 10 ...             │──► scales: to shared memory, padding already zero,
+//!  warp 3  │ row 3, 7, 11 ...             │    then 512 bytes a tile by the copy engine
+//!          └──────────────────────────────┘
+//! ```
+//!
+//! Row tiles beyond the last occupied one ("slack") leave at once: the scales tensor is sized by an
+//! upper bound, as the host does not know how many rows each expert got.
+
+use crate::expert_search::{Groups, TileRows};
+use crate::formats::{
+    Amax, Bf16, BlockFormat, CHUNK, ElementFormat, F16, F32, InputFormat, MxFp4, MxFp8, NvFp4,
+    Rules, TensorScale,
+};
+use crate::scale_tile::{self, TILE_BYTES};
+use core::simd::u32x4;
+use cuda_std::prelude::*;
+use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
+use cuda_std::{cfg, fence, shared, tma, warp};
+
+/// Threads of a warp.
+const WARP: u32 = 32;
+
+/// All lanes of a warp.
+const FULL_MASK: u32 = u32::MAX;
+
+/// Columns that a block handles: what one warp reads with one 16-byte load a lane.
+pub const RUN_COLUMNS: u32 = WARP * CHUNK;
+
+/// Rows that a warp loads before it works on the first of them, to keep loads in flight.
+const ROWS_IN_FLIGHT: u32 = 4;
+
+/// Bytes of shared memory that a block stages its scale tiles in, for any format: the launch must
+/// give this many.
+pub const STAGING_BYTES: usize = column_tiles_per_block::<NvFp4>() as usize * TILE_BYTES;
+
+/// The staging area. A tensor map's swizzle looks at the address bits up to 1024.
+#[repr(C, align(1024))]
+struct Staging([u8; STAGING_BYTES]);
+
+/// Scale tiles side by side in the columns of one block.
+const fn column_tiles_per_block<F: BlockFormat>() -> u32 {
+    RUN_COLUMNS / F::TILE_COLUMNS
+}
+
+/// Thread blocks that cover a scales tensor of `row_tiles` by `ceil(columns / tile columns)`.
+pub const fn blocks(row_tiles: u32, columns: u32) -> u64 {
+    row_tiles as u64 * columns.div_ceil(RUN_COLUMNS) as u64
+}
+
+/// How the scale tiles leave.
+///
+/// A kernel argument: the mode, and for a tensor map the swizzle mask of
+/// [`scale_tile::Swizzle`] above it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleStore(u32);
+
+impl ScaleStore {
+    /// Each thread copies 16 bytes. The only way below compute capability 9.0.
+    pub const PLAIN: Self = Self(0);
+    /// One bulk copy of all tiles of the block.
+    pub const BULK: Self = Self(1);
+
+    const TENSOR_MAP: u32 = 2;
+
+    /// One tensor-map copy a tile, staged with this swizzle.
+    pub const fn tensor_map(swizzle: scale_tile::Swizzle) -> Self {
+        Self(Self::TENSOR_MAP | swizzle.mask() << 8)
+    }
+
+    /// The word, as a kernel argument.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    #[inline(always)]
+    const fn swizzle_mask(self) -> u32 {
+        self.0 >> 8
+    }
+
+    #[inline(always)]
+    const fn is_tensor_map(self) -> bool {
+        self.0 & Self::TENSOR_MAP != 0
+    }
+}
+
+/// What every entry takes, in the order of its parameters.
+#[derive(Clone, Copy)]
+struct Arguments {
+    /// `[input_rows, columns]`, row-major.
+    input: *const u32x4,
+    input_rows: u32,
+    /// A multiple of 8.
+    columns: u32,
+    /// `[rows, columns]` elements, packed, row-major.
+    data: *mut u8,
+    rows: u32,
+    /// `[row_tiles, ceil(columns / tile columns), 32, 4, 4]`.
+    scales: *mut u8,
+    row_tiles: u32,
+    scale_map: *const tma::TensorMap,
+    row_offsets: *const u32,
+    scales_offsets: *const u32,
+    expert_ids: *const i32,
+    slots: u32,
+    sf: *const f32,
+    sf_len: u32,
+    source_rows: *const i32,
+    rules: u32,
+    scale_store: u32,
+}
+
+/// A block's share of the problem, after the expert is known.
+struct BlockTask<F: BlockFormat, I: InputFormat> {
+    tile: TileRows,
+    tensor_scale: TensorScale,
+    rules: Rules,
+    /// Chunk of a row that this lane handles, and whether it exists.
+    chunk: u32,
+    chunk_exists: bool,
+    chunks_per_row: usize,
+    input: GlobalView<u32x4>,
+    input_rows: u32,
+    source_rows: Option<GlobalView<i32>>,
+    data: GlobalViewMut<<F::Element as ElementFormat>::Packed>,
+    staging: SharedView<u8>,
+    swizzle_mask: u32,
+    _input: core::marker::PhantomData<I>,
+}
+
+/// The whole kernel, for one format, input type and block size.
+///
+/// # Safety
+///
+/// The pointers must be what [`Arguments`] says, and the launch must give [`STAGING_BYTES`] of
+/// shared memory, `THREADS` threads and [`blocks`] blocks.
+#[inline(always)]
+unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(args: Arguments) {
+    const {
+        assert!(THREADS % WARP == 0, "rows are read by whole warps");
+        assert!(
+            RUN_COLUMNS % F::TILE_COLUMNS == 0,
+            "a block covers whole scale tiles"
+        );
+    }
+    let thread = thread::thread_idx_x();
+    let runs = args.columns.div_ceil(RUN_COLUMNS);
+    let row_tile = thread::block_idx_x() / runs;
+    let run = thread::block_idx_x() % runs;
+
+    // SAFETY: the caller's obligation; `rows_in_tile` reads slots 0 to `slots` only.
+    let groups = unsafe {
+        Groups {
+            row_offsets: GlobalView::new(args.row_offsets, args.slots as usize + 1),
+            scales_offsets: GlobalView::new(args.scales_offsets, args.slots as usize),
+            slots: args.slots,
+            rows: args.rows,
+        }
+    };
+    let Some(mut tile) = groups.rows_in_tile(row_tile) else {
+        return;
+    };
+
+    // SAFETY: the caller's obligation; `slot` is below `slots`.
+    let expert = unsafe { GlobalView::new(args.expert_ids, args.slots as usize) }
+        .load(tile.slot as usize) as u32;
+    let encode = if expert < args.sf_len {
+        // SAFETY: the caller's obligation; `expert` was checked. A negative id became a large one.
+        unsafe { GlobalView::new(args.sf, args.sf_len as usize) }.load(expert as usize)
+    } else {
+        // No such expert: its rows stay as they are, its scales become zero.
+        tile.rows = 0;
+        1.0
+    };
+
+    let staging = shared::dynamic_shared_mem::<Staging>();
+    let lane = thread % WARP;
+    let chunk = run * WARP + lane;
+    let chunks_per_row = (args.columns / CHUNK) as usize;
+    let scale_store = ScaleStore(args.scale_store);
+    // SAFETY: the caller's obligation: the extents are those that the arguments state, and rows,
+    // source rows and chunks are checked against them before they are used as indices.
+    let task = unsafe {
+        BlockTask::<F, I> {
+            tile,
+            tensor_scale: TensorScale::new(encode),
+            rules: Rules::from_bits(args.rules),
+            chunk,
+            chunk_exists: chunk < args.columns / CHUNK,
+            chunks_per_row,
+            input: GlobalView::new(
+                args.input,
+                args.input_rows as usize * chunks_per_row * I::WORDS,
+            ),
+            input_rows: args.input_rows,
+            source_rows: (!args.source_rows.is_null())
+                .then(|| GlobalView::new(args.source_rows, args.rows as usize)),
+            data: GlobalViewMut::new(args.data.cast(), args.rows as usize * chunks_per_row),
+            staging: SharedView::new(staging.cast(), STAGING_BYTES),
+            swizzle_mask: scale_store.swizzle_mask(),
+            _input: core::marker::PhantomData,
+        }
+    };
+
+    // SAFETY: the same memory as `task.staging`, in words.
+    let staged_words = unsafe { SharedView::<u32x4>::new(staging.cast(), STAGING_BYTES / 16) };
+    let mut word = thread as usize;
+    while word < STAGING_BYTES / 16 {
+        // Rows and columns that do not exist have scale 0x00.
+        staged_words.store(word, u32x4::splat(0));
+        word += THREADS as usize;
+    }
+    thread::sync_threads();
+
+    let first_row = thread / WARP;
+    let warps = THREADS / WARP;
+    let mut row = first_row;
+    while row < tile.rows {
+        task.quantize_rows(row, warps);
+        row += warps * ROWS_IN_FLIGHT;
+    }
+
+    // The copy engine reads shared memory through another proxy than the stores above went.
+    if cfg::has_bulk_copy() {
+        fence::proxy_async_shared();
+    }
+    thread::sync_threads();
+
+    let column_tiles = args.columns.div_ceil(F::TILE_COLUMNS);
+    let first_tile = run * column_tiles_per_block::<F>();
+    let tiles = column_tiles_per_block::<F>().min(column_tiles - first_tile);
+    let tile_index = row_tile as usize * column_tiles as usize + first_tile as usize;
+    if !cfg::has_bulk_copy() || scale_store == ScaleStore::PLAIN {
+        // SAFETY: the caller's obligation on the extent of `scales`.
+        let scales = unsafe {
+            GlobalViewMut::<u32x4>::new(
+                args.scales.cast(),
+                args.row_tiles as usize * column_tiles as usize * TILE_BYTES / 16,
+            )
+        };
+        let mut word = thread as usize;
+        while word < tiles as usize * TILE_BYTES / 16 {
+            scales.store(tile_index * TILE_BYTES / 16 + word, staged_words.load(word));
+            word += THREADS as usize;
+        }
+    } else if thread == 0 {
+        let staging = task.staging.as_ptr();
+        if scale_store.is_tensor_map() {
+            let mut next = 0;
+            while next < tiles {
+                // SAFETY: the map describes `scales` as `[tiles, ...]`; the tile is staged and
+                // fenced, and stays until the wait below.
+                unsafe {
+                    tma::tensor_store_3d(
+                        args.scale_map,
+                        [0, 0, tile_index as i32 + next as i32],
+                        staging.add(next as usize * TILE_BYTES),
+                    );
+                }
+                next += 1;
+            }
+        } else {
+            // SAFETY: as above; the tiles of a run lie side by side in `scales`.
+            unsafe {
+                tma::bulk_store(
+                    args.scales.add(tile_index * TILE_BYTES),
+                    staging,
+                    tiles * TILE_BYTES as u32,
+                );
+            }
+        }
+        tma::commit_group();
+        // Shared memory must outlive the read; the writes complete with the grid.
+        tma::wait_group_read::<0>();
+    }
+}
+
+impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
+    /// Lanes that share a block.
+    const LANES: u32 = F::BLOCK / CHUNK;
+
+    /// Quantizes this lane's chunk in [`ROWS_IN_FLIGHT`] rows of the tile: `row`, `row + stride`, ...
+    ///
+    /// Called by whole warps: lanes exchange their largest magnitudes.
+    #[inline(always)]
+    fn quantize_rows(&self, row: u32, stride: u32) {
+        // Written out: the compiler keeps a loop over an array of chunks a loop, and the array then
+        // lies in local memory.
+        let rows = [row, row + stride, row + 2 * stride, row + 3 * stride];
+        let first = self.load(rows[0]);
+        let second = self.load(rows[1]);
+        let third = self.load(rows[2]);
+        let fourth = self.load(rows[3]);
+        self.quantize_chunk(rows[0], first);
+        self.quantize_chunk(rows[1], second);
+        self.quantize_chunk(rows[2], third);
+        self.quantize_chunk(rows[3], fourth);
+    }
+
+    /// This lane's chunk of a row; zeros where there is none.
+    #[inline(always)]
+    fn load(&self, row: u32) -> I::Chunk {
+        if row >= self.tile.rows || !self.chunk_exists {
+            return I::zeros();
+        }
+        let row = self.tile.first_row + row;
+        let source = match self.source_rows {
+            Some(rows) => rows.load(row as usize) as u32,
+            None => row,
+        };
+        if source >= self.input_rows {
+            return I::zeros();
+        }
+        let index = source as usize * self.chunks_per_row + self.chunk as usize;
+        I::load(self.input, index)
+    }
+
+    #[inline(always)]
+    fn quantize_chunk(&self, row: u32, chunk: I::Chunk) {
+        let amax = self.block_amax(I::amax(chunk, self.rules));
+        let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
+        if row >= self.tile.rows || !self.chunk_exists {
+            return;
+        }
+        let packed = if scale.dead {
+            F::Element::zeros()
+        } else {
+            F::Element::quantize_chunk::<I>(chunk, scale.multiplier)
+        };
+        let output_row = (self.tile.first_row + row) as usize;
+        self.data.store(
+            output_row * self.chunks_per_row + self.chunk as usize,
+            packed,
+        );
+
+        if self.chunk % Self::LANES == 0 {
+            let block = self.chunk % WARP / Self::LANES;
+            let tiles = column_tiles_per_block::<F>();
+            let offset = scale_tile::offset_in_tensor(0, row, block, tiles);
+            self.staging
+                .store(scale_tile::swizzled(offset, self.swizzle_mask), scale.code);
+        }
+    }
+
+    /// The largest magnitude of the block that this lane's chunk belongs to.
+    #[inline(always)]
+    fn block_amax(&self, mut amax: Amax) -> Amax {
+        let mut distance = 1;
+        while distance < Self::LANES {
+            // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
+            let (other, _) =
+                unsafe { warp::warp_shuffle_xor(FULL_MASK, amax.to_word(), distance, WARP) };
+            amax = amax.max(Amax::from_word(other));
+            distance *= 2;
+        }
+        amax
+    }
+}
+
+/// The entries: `name: format, input type, threads a block;`.
+///
+/// Expands to `$callback! { ... }` with this list, here to define them and in the host library to
+/// find them, so that a new line is all that a new entry takes.
+#[macro_export]
+macro_rules! for_each_quantize_entry {
+    ($callback:ident) => {
+        $callback! {
+            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 128;
+            grouped_quantize_nvfp4_f16: NvFp4, F16, 128;
+            grouped_quantize_nvfp4_f32: NvFp4, F32, 128;
+            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 128;
+            grouped_quantize_mxfp4_f16: MxFp4, F16, 128;
+            grouped_quantize_mxfp4_f32: MxFp4, F32, 128;
+            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 128;
+            grouped_quantize_mxfp8_f16: MxFp8, F16, 128;
+            grouped_quantize_mxfp8_f32: MxFp8, F32, 128;
+            grouped_quantize_nvfp4_bf16_t64: NvFp4, Bf16, 64;
+            grouped_quantize_mxfp4_bf16_t64: MxFp4, Bf16, 64;
+            grouped_quantize_mxfp8_bf16_t64: MxFp8, Bf16, 64;
+            grouped_quantize_nvfp4_bf16_t256: NvFp4, Bf16, 256;
+            grouped_quantize_mxfp4_bf16_t256: MxFp4, Bf16, 256;
+            grouped_quantize_mxfp8_bf16_t256: MxFp8, Bf16, 256;
+        }
+    };
+}
+
+macro_rules! define_entries {
+    ($($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
+        #[doc = concat!(
+            "Quantizes grouped ", stringify!($input), " rows to ", stringify!($format), " with ",
+            stringify!($threads), " threads a block."
+        )]
+        ///
+        /// Launch with [`blocks`] blocks and [`STAGING_BYTES`] of dynamic shared memory.
+        ///
+        /// # Safety
+        ///
+        /// | argument | is |
+        /// | --- | --- |
+        /// | `input` | `[input_rows, columns]`, 16-byte aligned |
+        /// | `columns` | a multiple of 8, at least 8 |
+        /// | `data` | `[rows, columns]` elements of the format, packed, 8-byte aligned |
+        /// | `scales` | `[row_tiles, ceil(columns / tile columns), 32, 4, 4]` bytes, 16-byte aligned |
+        /// | `scale_map` | describes `scales` as `[tiles, 512 / row, row]` bytes when `scale_store` is a tensor map, else unused |
+        /// | `row_offsets` | `slots + 1` values, see [`Groups`] |
+        /// | `scales_offsets`, `expert_ids` | `slots` values; `slots` is at least 1 |
+        /// | `sf` | `sf_len` tensor-wise factors, indexed by `expert_ids` |
+        /// | `source_rows` | null, or for each of `rows` the input row to read |
+        /// | `rules` | [`Rules::bits`] |
+        /// | `scale_store` | [`ScaleStore::bits`] |
+        ///
+        /// Nothing else writes `data` and `scales` meanwhile.
+        #[kernel(max_threads = $threads)]
+        #[allow(clippy::too_many_arguments)]
+        pub unsafe fn $name(
+            input: *const u32x4,
+            input_rows: u32,
+            columns: u32,
+            data: *mut u8,
+            rows: u32,
+            scales: *mut u8,
+            row_tiles: u32,
+            scale_map: *const tma::TensorMap,
+            row_offsets: *const u32,
+            scales_offsets: *const u32,
+            expert_ids: *const i32,
+            slots: u32,
+            sf: *const f32,
+            sf_len: u32,
+            source_rows: *const i32,
+            rules: u32,
+            scale_store: u32,
+        ) {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                grouped_quantize::<$format, $input, $threads>(Arguments {
+                    input,
+                    input_rows,
+                    columns,
+                    data,
+                    rows,
+                    scales,
+                    row_tiles,
+                    scale_map,
+                    row_offsets,
+                    scales_offsets,
+                    expert_ids,
+                    slots,
+                    sf,
+                    sf_len,
+                    source_rows,
+                    rules,
+                    scale_store,
+                })
+            }
+        }
+    )*};
+}
+
+for_each_quantize_entry!(define_entries);
