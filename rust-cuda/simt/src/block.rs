@@ -133,7 +133,7 @@ impl Engine {
             self.stacks.put(coroutine.into_stack());
         }
         self.scheduler.thread_exited(&mut self.fibers[id]);
-        let (slot, linear) = (self.fibers[id].block, self.fibers[id].linear);
+        let slot = self.fibers[id].block;
         self.lane_exited(id);
         let block = &mut self.blocks[slot];
         block.live -= 1;
@@ -147,7 +147,6 @@ impl Engine {
             let location = self.fibers[waiting].location;
             self.fail(id, FaultKind::DivergentBarrier, location, message);
         }
-        debug_assert!((linear as usize) < self.blocks[slot].fibers.len());
         if self.blocks[slot].live == 0 {
             self.block_exited(slot);
         }

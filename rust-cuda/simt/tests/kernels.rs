@@ -281,7 +281,10 @@ fn kernels_print() {
 fn deadlines_expire_in_virtual_time() {
     const SECOND: u64 = 1_000_000_000;
     for config in configs() {
-        let machine = Machine::new(config);
+        let machine = Machine::new(Config {
+            spin_limit: 1 << 16,
+            ..config
+        });
         let flag = buffer(&machine, &[0_u32]);
         let out = buffer(&machine, &[0_u32; 3]);
         // One sleeps, one looks at the clock in nanoseconds, one in cycles; all give up after 10 s.

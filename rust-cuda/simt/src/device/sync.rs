@@ -1,6 +1,5 @@
 //! Barriers, the warp collective, and yield points.
 
-use std::mem::MaybeUninit;
 use std::panic::Location;
 
 use crate::block::Arrival;
@@ -85,20 +84,11 @@ fn arrive(op: &'static str, barrier: u32, expected: Option<u32>, predicate: bool
 #[track_caller]
 pub fn warp_exchange(op: &'static str, mask: u32, value: u64) -> WarpValues {
     let location = Location::caller();
-    let mut met = MaybeUninit::<WarpValues>::uninit();
-    let out = met.as_mut_ptr();
-    let mut called = false;
-    context::act(|engine, id| {
-        called = true;
-        engine.warp_exchange(id, (op, mask, value), out, location)
-    });
-    if called {
-        // SAFETY: the engine has let the lane go on, so it has met the others and the value is written. A
-        // lane that is unwound while it waits does not get here.
-        unsafe { met.assume_init() }
-    } else {
-        WarpValues::default()
-    }
+    let mut met = WarpValues::default();
+    // Whoever completes the exchange writes through this pointer, while this lane is suspended below.
+    let out = &raw mut met;
+    context::act(|engine, id| engine.warp_exchange(id, (op, mask, value), out, location));
+    met
 }
 
 /// The lanes that execute this together. Threads of an emulated warp never run in lockstep, so it is the
