@@ -170,3 +170,23 @@ macro_rules! assert_ne {
         }
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{MESSAGE_BYTES, Message};
+
+    #[test]
+    fn messages_are_cut_between_characters_and_ended() {
+        let message = Message::format(format_args!("{}-{}", 12, "ab"));
+        assert_eq!(&message.bytes[..6], b"12-ab\0");
+
+        let long = "é".repeat(MESSAGE_BYTES);
+        let message = Message::format(format_args!("{long}"));
+        assert_eq!(message.len, MESSAGE_BYTES - 2);
+        assert_eq!(
+            core::str::from_utf8(&message.bytes[..message.len]),
+            Ok(&long[..message.len])
+        );
+        assert_eq!(message.bytes[message.len], 0);
+    }
+}

@@ -1,18 +1,6 @@
-//! Kernels that between them call every device function of `cuda_std`.
-//!
-//! They are assembled for each architecture, and the tests of `cuda_std` run the same source in the
-//! emulator. Every thread reports a fixed number of words, in the order of its calls, so the output of
-//! a GPU can be compared with the emulator's word by word.
+//! The kernels as a crate for `nvptx64`. The tests of `cuda_std` include the same module and run it in
+//! the emulator.
 
 #![no_std]
 
-pub mod arithmetic;
-pub mod atomics;
-pub mod barriers;
-pub mod collectives;
-pub mod conversions;
-pub mod copies;
-pub mod floats;
-pub mod memory;
-pub mod results;
-pub mod services;
+pub mod kernels;

@@ -4,7 +4,7 @@ use cuda_std::atomic::scoped::{Block, Device, System};
 use cuda_std::prelude::*;
 use cuda_std::{fence, view::SharedView};
 
-use crate::results::Results;
+use super::results::Results;
 
 /// Words per thread of [`indices`].
 pub const INDICES: usize = 34;
@@ -19,10 +19,26 @@ pub unsafe fn indices(out: *mut u32) {
     // SAFETY: the kernel's contract.
     let mut results = unsafe { Results::new(out, INDICES) };
     for axes in [
-        [thread::thread_idx_x(), thread::thread_idx_y(), thread::thread_idx_z()],
-        [thread::block_idx_x(), thread::block_idx_y(), thread::block_idx_z()],
-        [thread::block_dim_x(), thread::block_dim_y(), thread::block_dim_z()],
-        [thread::grid_dim_x(), thread::grid_dim_y(), thread::grid_dim_z()],
+        [
+            thread::thread_idx_x(),
+            thread::thread_idx_y(),
+            thread::thread_idx_z(),
+        ],
+        [
+            thread::block_idx_x(),
+            thread::block_idx_y(),
+            thread::block_idx_z(),
+        ],
+        [
+            thread::block_dim_x(),
+            thread::block_dim_y(),
+            thread::block_dim_z(),
+        ],
+        [
+            thread::grid_dim_x(),
+            thread::grid_dim_y(),
+            thread::grid_dim_z(),
+        ],
         thread::thread_idx().into(),
         thread::block_idx().into(),
         thread::block_dim().into(),

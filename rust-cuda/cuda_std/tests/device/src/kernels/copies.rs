@@ -28,7 +28,10 @@ pub unsafe fn bulk(input: *const u32, output: *mut u32) {
     // by the copy.
     let (loaded, stored) = unsafe {
         let base = shared::dynamic_shared_mem::<u32>();
-        (SharedView::new(base, BLOCK), SharedView::new(base.add(BLOCK), BLOCK))
+        (
+            SharedView::new(base, BLOCK),
+            SharedView::new(base.add(BLOCK), BLOCK),
+        )
     };
     // SAFETY: one thread initialises the barrier before all others see it; the phase expects one
     // arrival and the bytes of the copy; everything is a multiple of 16.

@@ -3,7 +3,7 @@
 use cuda_std::cfg::ComputeCapability;
 use cuda_std::{assert_eq, assert_ne, kernel, misc, print, println, thread};
 
-use crate::results::Results;
+use super::results::Results;
 
 /// Prints a line from every thread.
 ///

@@ -3,7 +3,7 @@
 use cuda_std::math::*;
 use cuda_std::prelude::*;
 
-use crate::results::Results;
+use super::results::Results;
 
 /// Words per thread of [`arithmetic`].
 pub const ARITHMETIC: usize = 13;

@@ -3,12 +3,12 @@
 use cuda_std::prelude::*;
 use cuda_std::warp::*;
 
-use crate::results::Results;
+use super::results::Results;
 
 const ALL: u32 = u32::MAX;
 
 /// Words per thread of [`shuffles`].
-pub const SHUFFLES: usize = 4 * (2 + 2) + 4 + 17 + 5;
+pub const SHUFFLES: usize = 8 * 2 + 8 + 3 * 2 + 2 * 4 + 2 * 2;
 
 /// Every shuffle, with full and partial widths, of every type.
 ///
@@ -36,29 +36,47 @@ pub unsafe fn shuffles(out: *mut u32) {
         push(warp_shuffle_idx(ALL, x, t + 7, 32));
         push(warp_shuffle_idx(ALL, x, t + 7, 8));
 
-        // Half a warp; the other half takes part in its own.
-        let half = if lane_id() < 16 { 0xffff } else { 0xffff_0000 };
-        push(warp_shuffle_xor(half, x, 1, 32));
-        push(warp_shuffle_down(half, x, 1, 16));
-
-        let wide = u128::from(x) << 96 | u128::from(!x) << 64 | u128::from(x ^ t) << 32 | u128::from(t);
+        let wide =
+            u128::from(x) << 96 | u128::from(!x) << 64 | u128::from(x ^ t) << 32 | u128::from(t);
         results.push(warp_shuffle_xor(ALL, x as i8, 1, 32).0 as u32);
         results.push(u32::from(warp_shuffle_xor(ALL, x as u8, 1, 32).0));
         results.push(warp_shuffle_xor(ALL, x as i16, 1, 32).0 as u32);
         results.push(u32::from(warp_shuffle_xor(ALL, x as u16, 1, 32).0));
         results.push(warp_shuffle_xor(ALL, x as i32, 1, 32).0 as u32);
         results.push(warp_shuffle_xor(ALL, f32::from_bits(t), 1, 32).0.to_bits());
-        results.push(u32::from(warp_shuffle_xor(ALL, f16::from_bits(t as u16), 1, 32).0.to_bits()));
-        results.push(u32::from(warp_shuffle_xor(ALL, bf16::from_bits(t as u16), 1, 32).0.to_bits()));
+        results.push(u32::from(
+            warp_shuffle_xor(ALL, f16::from_bits(t as u16), 1, 32)
+                .0
+                .to_bits(),
+        ));
+        results.push(u32::from(
+            warp_shuffle_xor(ALL, bf16::from_bits(t as u16), 1, 32)
+                .0
+                .to_bits(),
+        ));
         results.push_u64(warp_shuffle_xor(ALL, wide as u64, 1, 32).0);
         results.push_u64(warp_shuffle_xor(ALL, wide as i64, 1, 32).0 as u64);
-        results.push_u64(warp_shuffle_xor(ALL, f64::from_bits(wide as u64), 1, 32).0.to_bits());
+        results.push_u64(
+            warp_shuffle_xor(ALL, f64::from_bits(wide as u64), 1, 32)
+                .0
+                .to_bits(),
+        );
         let (moved, _) = warp_shuffle_xor(ALL, wide, 1, 32);
         results.push_u64(moved as u64);
         results.push_u64((moved >> 64) as u64);
         let (moved, _) = warp_shuffle_xor(ALL, wide as i128, 1, 32);
         results.push_u64(moved as u64);
         results.push_u64((moved >> 64) as u64);
+
+        // Half a warp; the other half takes part in its own.
+        let half = if lane_id() < 16 { 0xffff } else { 0xffff_0000 };
+        for (value, valid) in [
+            warp_shuffle_xor(half, x, 1, 32),
+            warp_shuffle_down(half, x, 1, 16),
+        ] {
+            results.push(value);
+            results.push(u32::from(valid));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use cuda_std::prelude::*;
 use cuda_std::{cfg, cvt::*};
 
-use crate::results::Results;
+use super::results::Results;
 
 /// Words per thread of [`conversions`].
 pub const CONVERSIONS: usize = 10;

@@ -8,7 +8,7 @@ use cuda_std::ptr::{
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
 use cuda_std::{mem, shared};
 
-use crate::results::Results;
+use super::results::Results;
 
 /// Words of dynamic shared memory that [`views`] needs, for blocks of up to 64 threads.
 pub const DYNAMIC_WORDS: usize = 64;
@@ -104,7 +104,11 @@ pub unsafe fn spaces(out: *mut u32) {
     let shared = shared_array![u32; 1];
     let mut local = 5u32;
     let local = &raw mut local;
-    let spaces = [AddressSpace::Global, AddressSpace::Shared, AddressSpace::Local];
+    let spaces = [
+        AddressSpace::Global,
+        AddressSpace::Shared,
+        AddressSpace::Local,
+    ];
     for (ptr, home) in [out, shared, local].into_iter().zip(spaces) {
         for space in spaces {
             // SAFETY: all three are valid for a word.

@@ -3,7 +3,7 @@
 use cuda_std::GpuFloat;
 use cuda_std::prelude::*;
 
-use crate::results::Results;
+use super::results::Results;
 
 /// Values per thread of [`functions_f32`] and [`functions_f64`].
 pub const FUNCTIONS: usize = 39;

@@ -27,9 +27,24 @@ pub unsafe fn integers(cells: *mut u64) {
     // SAFETY: each call has eight cells of its own, which all threads access atomically.
     unsafe {
         operations::<u32, Device>(cells.cast(), 2, number, 1 << (number % 32));
-        operations::<i32, System>(cells.add(8).cast(), 2, number as i32 - 20, 1 << (number % 32));
-        operations::<u64, Device>(cells.add(16), 1, u64::from(number) << 20, 1 << (number % 64));
-        operations::<i64, System>(cells.add(24).cast(), 1, i64::from(number) - 20, 1 << (number % 64));
+        operations::<i32, System>(
+            cells.add(8).cast(),
+            2,
+            number as i32 - 20,
+            1 << (number % 32),
+        );
+        operations::<u64, Device>(
+            cells.add(16),
+            1,
+            u64::from(number) << 20,
+            1 << (number % 64),
+        );
+        operations::<i64, System>(
+            cells.add(24).cast(),
+            1,
+            i64::from(number) - 20,
+            1 << (number % 64),
+        );
     }
 }
 
