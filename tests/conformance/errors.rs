@@ -1,0 +1,523 @@
+//! Every refusal that a caller can provoke, by its type and its numbers.
+
+use anyhow::{Result, ensure};
+use half::bf16;
+use tokenyard::options::{Format, InputType, ScaleRounding};
+use tokenyard::routing::{Routing, RoutingError};
+use tokenyard::{
+    Device, DeviceBuffer, DeviceError, DeviceRouting, DeviceRoutingError, GroupedQuantizer,
+    QuantizeError, Quantized, ScaleStore, Stream, Swizzle, TensorScales, TopkRouter,
+};
+use tokenyard_tests::backend::{TARGETS, emulator};
+use tokenyard_tests::{Context, Suite};
+
+pub fn register(suite: &mut Suite) {
+    suite.host("errors::no_such_gpu", no_such_gpu);
+    suite.emulator("errors::no_copy_engine", no_copy_engine);
+    suite.both("errors::builder", builder);
+    suite.both("errors::tensor_scales", tensor_scales);
+    suite.both("errors::buffers", buffers);
+    suite.both("errors::outputs", outputs);
+    suite.both("errors::quantize", quantize);
+    suite.both("errors::gather", gather);
+    suite.both("errors::wrong_device", wrong_device);
+    suite.both("errors::dequantize", dequantize);
+    suite.both("errors::routing_tables", routing_tables);
+    suite.both("errors::validate", validate);
+    suite.both("errors::router", router);
+    suite.both("errors::grid", grid);
+    suite.both("errors::routing", routing);
+}
+
+/// Asking for a GPU that is not there is answered, with or without a driver; and there is always a
+/// device to work with.
+fn no_such_gpu() -> Result<Option<String>> {
+    refused!(
+        Device::cuda(10_000),
+        DeviceError::NoSuchGpu { ordinal: 10_000, .. }
+            | DeviceError::NoDriver(_)
+            | DeviceError::KernelsMissing { .. }
+            | DeviceError::Driver { .. }
+    );
+    let best = Device::best();
+    match Device::cuda(0) {
+        Ok(_) => ensure!(!best.is_emulator(), "{best:?} in place of a GPU"),
+        Err(error) => {
+            ensure!(best.is_emulator(), "{best:?} where there is no GPU");
+            ensure!(
+                best.description().contains(&error.to_string()),
+                "{best:?} does not say why it is no GPU: {error}"
+            );
+        }
+    }
+    Ok(None)
+}
+
+fn no_copy_engine(_: &Context) -> Result<()> {
+    let device = emulator(TARGETS[0], Default::default(), 0);
+    for asked in [ScaleStore::Bulk, ScaleStore::TensorMap(Swizzle::B128)] {
+        let built = GroupedQuantizer::builder(&device, Format::Nvfp4).scale_store(asked).build();
+        refused!(built, QuantizeError::NoCopyEngine { store, capability: (8, 0) } if *store == asked);
+    }
+    Ok(())
+}
+
+fn builder(context: &Context) -> Result<()> {
+    let device = context.device();
+    let new = |format| GroupedQuantizer::builder(&device, format);
+    for columns in [1, 4, 7, 12, 71] {
+        refused!(
+            new(Format::Mxfp8).columns(columns).build(),
+            QuantizeError::Columns { columns: found } if *found == columns
+        );
+    }
+    refused!(
+        new(Format::Mxfp8).columns(1 << 40).build(),
+        QuantizeError::TooLarge { value, .. } if *value == 1 << 40
+    );
+    for rounding in [ScaleRounding::Floor, ScaleRounding::Even] {
+        refused!(
+            new(Format::Nvfp4).scale_rounding(rounding).build(),
+            QuantizeError::Rounding(found) if found.rounding == rounding
+        );
+        new(Format::Mxfp4).scale_rounding(rounding).build()?;
+    }
+    for threads in [0, 1, 32, 96, 127, 512, 1024] {
+        refused!(
+            new(Format::Nvfp4).threads(threads).build(),
+            QuantizeError::NoKernel { threads: found, available, .. }
+                if *found == threads && available.contains("grouped_quantize_nvfp4_bf16")
+        );
+    }
+    refused!(
+        new(Format::Mxfp4).input_type(InputType::F16).threads(64).build(),
+        QuantizeError::NoKernel { input_type: InputType::F16, threads: 64, .. }
+    );
+    Ok(())
+}
+
+fn tensor_scales(context: &Context) -> Result<()> {
+    let device = context.device();
+    refused!(TensorScales::upload(&device, &[]), QuantizeError::NoTensorScale);
+    refused!(TensorScales::ones(&device, 0), QuantizeError::NoTensorScale);
+    refused!(TensorScales::from_buffer(device.alloc(0)?), QuantizeError::NoTensorScale);
+    for bad in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        refused!(
+            TensorScales::upload(&device, &[1.0, 2.0, bad, 1.0]),
+            QuantizeError::TensorScale { expert: 2, value } if value.to_bits() == bad.to_bits()
+        );
+    }
+    TensorScales::upload(&device, &[f32::from_bits(1), f32::MAX])?;
+    Ok(())
+}
+
+fn buffers(context: &Context) -> Result<()> {
+    let device = context.device();
+    let mut buffer = device.upload(&[1u32, 2, 3])?;
+    refused!(
+        buffer.download_into(&mut [0; 2]),
+        DeviceError::LengthMismatch { buffer: 3, host: 2 }
+    );
+    refused!(
+        buffer.upload_from(&[0; 4]),
+        DeviceError::LengthMismatch { buffer: 3, host: 4 }
+    );
+    ensure!(buffer.download()? == [1, 2, 3], "a refused copy changed the buffer");
+    refused!(
+        device.alloc::<u32>(usize::MAX),
+        DeviceError::TooLarge { elements: usize::MAX, element_bytes: 4 }
+    );
+    refused!(
+        device.alloc::<u8>(1 << 60),
+        DeviceError::OutOfMemory { .. } | DeviceError::Emulator(simt::Error::OutOfMemory { .. })
+    );
+    ensure!(buffer.download()? == [1, 2, 3], "a refused allocation changed the buffer");
+
+    let start = buffer.as_mut_ptr();
+    for off in [4, 8, 12] {
+        // SAFETY: refused for its address, and so never read.
+        let view = unsafe { DeviceBuffer::from_raw(&device, start.wrapping_byte_add(off), 0) };
+        let wanted = start.addr() + off;
+        refused!(view, DeviceError::Misaligned { address } if *address == wanted);
+    }
+    ensure!(device.alloc::<u64>(0)?.is_empty() && device.upload::<f32>(&[])?.download()?.is_empty());
+    Ok(())
+}
+
+fn outputs(context: &Context) -> Result<()> {
+    let device = context.device();
+    let bytes = |len| device.alloc::<u8>(len);
+    let output = |rows, columns, tiles, data, scales| {
+        Quantized::from_buffers(Format::Nvfp4, rows, columns, tiles, data, scales)
+    };
+    refused!(
+        output(2, 64, 1, bytes(63)?, bytes(512)?),
+        QuantizeError::BufferLength { buffer: "data", found: 63, expected: 64, rows: 2, columns: 64 }
+    );
+    refused!(
+        output(2, 64, 1, bytes(64)?, bytes(1024)?),
+        QuantizeError::BufferLength { buffer: "scales", found: 1024, expected: 512, .. }
+    );
+    refused!(
+        output(2, 60, 1, bytes(60)?, bytes(512)?),
+        QuantizeError::Columns { columns: 60 }
+    );
+    for (rows, tiles) in [(1 << 33, 1), (2, 1 << 33)] {
+        refused!(
+            output(rows, 0, tiles, bytes(0)?, bytes(0)?),
+            QuantizeError::TooLarge { value, .. } if *value == 1 << 33
+        );
+    }
+    let quantizer = GroupedQuantizer::builder(&device, Format::Mxfp4).columns(64).build()?;
+    refused!(
+        quantizer.adopt(output(2, 64, 1, bytes(64)?, bytes(512)?)?),
+        QuantizeError::OutputMismatch {
+            found_format: Format::Nvfp4,
+            format: Format::Mxfp4,
+            found_columns: 64,
+            columns: 64,
+        }
+    );
+    refused!(
+        quantizer.allocate(usize::MAX, 1),
+        QuantizeError::Device(DeviceError::TooLarge { elements: usize::MAX, .. })
+    );
+    Ok(())
+}
+
+/// Two slots of three rows, and everything to quantize them with.
+struct Setting {
+    device: Device,
+    stream: Stream,
+    quantizer: GroupedQuantizer,
+    input: DeviceBuffer<bf16>,
+    routing: DeviceRouting,
+    sf: TensorScales,
+    output: Quantized,
+}
+
+const COLUMNS: usize = 64;
+
+impl Setting {
+    fn new(device: Device) -> Result<Self> {
+        let quantizer = GroupedQuantizer::builder(&device, Format::Nvfp4)
+            .columns(COLUMNS)
+            .max_experts(2)
+            .build()?;
+        let routing = Routing::from_row_offsets(&[0, 1, 3], None, 3)?;
+        let output = Quantized::from_buffers(
+            Format::Nvfp4,
+            3,
+            COLUMNS,
+            2,
+            device.alloc_filled(3 * COLUMNS / 2, 0xEE)?,
+            device.alloc_filled(2 * 512, 0xEE)?,
+        )?;
+        Ok(Self {
+            stream: device.create_stream()?,
+            input: device.alloc_filled(3 * COLUMNS, 0)?,
+            routing: DeviceRouting::upload(&device, &routing)?,
+            sf: TensorScales::ones(&device, 2)?,
+            quantizer,
+            output,
+            device,
+        })
+    }
+
+    fn routing(&self, offsets: &[u32], rows: usize) -> Result<DeviceRouting> {
+        let routing = Routing::from_row_offsets(offsets, None, rows)?;
+        Ok(DeviceRouting::upload(&self.device, &routing)?)
+    }
+
+    /// A refusal must not have written anything.
+    fn is_untouched(&self) -> Result<()> {
+        for buffer in [self.output.data(), self.output.scales()] {
+            ensure!(buffer.download()?.iter().all(|&byte| byte == 0xEE), "an output was written");
+        }
+        Ok(())
+    }
+}
+
+fn quantize(context: &Context) -> Result<()> {
+    let mut s = Setting::new(context.device())?;
+    let short = s.device.alloc::<bf16>(3 * COLUMNS - 8)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &short, &s.routing, &s.sf, &mut s.output),
+        QuantizeError::BufferLength { buffer: "the input", found: 184, expected: 192, rows: 3, columns: 64 }
+    );
+    let wide = s.device.alloc::<f32>(3 * COLUMNS)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &wide, &s.routing, &s.sf, &mut s.output),
+        QuantizeError::InputType { found: InputType::F32, expected: InputType::Bf16 }
+    );
+    let four_rows = s.routing(&[0, 1, 3], 4)?;
+    let input = s.device.alloc::<bf16>(4 * COLUMNS)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &input, &four_rows, &s.sf, &mut s.output),
+        QuantizeError::OutputRows { found: 3, expected: 4 }
+    );
+    let three_slots = s.routing(&[0, 1, 2, 3], 3)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &s.input, &three_slots, &s.sf, &mut s.output),
+        QuantizeError::Experts { found: 3, max: 2 }
+    );
+    let mut one_tile = s.quantizer.allocate(3, 1)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &s.input, &s.routing, &s.sf, &mut one_tile),
+        QuantizeError::RowTiles { found: 1, needed: 2 }
+    );
+    let narrow = GroupedQuantizer::builder(&s.device, Format::Nvfp4).columns(56).build()?;
+    let narrow_input = s.device.alloc::<bf16>(3 * 56)?;
+    refused!(
+        narrow.quantize_into(&s.stream, &narrow_input, &s.routing, &s.sf, &mut s.output),
+        QuantizeError::OutputMismatch { found_columns: 64, columns: 56, .. }
+    );
+    s.is_untouched()?;
+    s.quantizer.quantize_into(&s.stream, &s.input, &s.routing, &s.sf, &mut s.output)?;
+    ensure!(s.output.data().download()? == [0; 96], "after refusals it does not work");
+    Ok(())
+}
+
+/// A routing that names input rows which are not there: refused where the host knows it.
+fn gather(context: &Context) -> Result<()> {
+    let mut s = Setting::new(context.device())?;
+    let gathered = Routing::from_topk(&[0, 1, -1, 0], 4, 1, 2)?;
+    let gathered = DeviceRouting::upload(&s.device, &gathered)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &s.input, &gathered, &s.sf, &mut s.output),
+        QuantizeError::SourceRow { row: 3, rows: 3 }
+    );
+    let ragged = s.device.alloc::<bf16>(4 * COLUMNS + 8)?;
+    refused!(
+        s.quantizer.quantize_into(&s.stream, &ragged, &gathered, &s.sf, &mut s.output),
+        QuantizeError::BufferLength { buffer: "the input", found: 264, expected: 256, .. }
+    );
+    s.is_untouched()?;
+    let enough = s.device.alloc_filled::<bf16>(4 * COLUMNS, 0)?;
+    s.quantizer.quantize_into(&s.stream, &enough, &gathered, &s.sf, &mut s.output)?;
+    Ok(s.stream.synchronize()?)
+}
+
+/// Each argument in turn from another device.
+fn wrong_device(context: &Context) -> Result<()> {
+    let mut s = Setting::new(context.device())?;
+    let mut other = Setting::new(Device::emulator(1))?;
+    macro_rules! foreign {
+        ($what:literal: $stream:expr, $input:expr, $routing:expr, $sf:expr, $output:expr) => {
+            refused!(
+                s.quantizer.quantize_into(&$stream, &$input, &$routing, &$sf, &mut $output),
+                QuantizeError::Device(DeviceError::WrongDevice { what: $what, .. })
+            )
+        };
+    }
+    foreign!("the stream": other.stream, s.input, s.routing, s.sf, s.output);
+    foreign!("the input": s.stream, other.input, s.routing, s.sf, s.output);
+    foreign!("the routing": s.stream, s.input, other.routing, s.sf, s.output);
+    foreign!("the tensor-wise factors": s.stream, s.input, s.routing, other.sf, s.output);
+    foreign!("the output": s.stream, s.input, s.routing, s.sf, other.output);
+    s.is_untouched()?;
+    other.is_untouched()?;
+
+    let (mine, others) = (s.stream.record()?, other.stream.record()?);
+    refused!(s.stream.wait(&others), DeviceError::WrongDevice { what: "the event", .. });
+    refused!(mine.elapsed_ms(&others), DeviceError::WrongDevice { .. });
+    refused!(
+        Quantized::from_buffers(
+            Format::Nvfp4,
+            0,
+            64,
+            0,
+            s.device.alloc(0)?,
+            other.device.alloc(0)?
+        ),
+        QuantizeError::Device(DeviceError::WrongDevice { what: "the scales", .. })
+    );
+    refused!(
+        s.output.dequantize(&other.stream, &s.routing, &s.sf),
+        QuantizeError::Device(DeviceError::WrongDevice { what: "the stream", .. })
+    );
+    refused!(
+        DeviceRouting::from_buffers(
+            s.device.alloc(3)?,
+            other.device.alloc(2)?,
+            s.device.alloc(2)?,
+            None,
+            0
+        ),
+        DeviceRoutingError::Device(DeviceError::WrongDevice { what: "scales_offsets", .. })
+    );
+    let mut router = TopkRouter::new(&s.device, 3, 1, 2)?;
+    let mut tables = router.allocate()?;
+    refused!(
+        router.route(&s.stream, &other.device.alloc(3)?, &mut tables),
+        DeviceRoutingError::Device(DeviceError::WrongDevice { what: "the ids", .. })
+    );
+    Ok(())
+}
+
+fn dequantize(context: &Context) -> Result<()> {
+    let s = Setting::new(context.device())?;
+    let four_rows = s.routing(&[0, 1, 3], 4)?;
+    refused!(
+        s.output.dequantize(&s.stream, &four_rows, &s.sf),
+        QuantizeError::OutputRows { found: 3, expected: 4 }
+    );
+    Ok(())
+}
+
+fn routing_tables(context: &Context) -> Result<()> {
+    let device = context.device();
+    let new = |offsets, scales, ids, sources: Option<usize>, rows| -> Result<_> {
+        let sources = sources.map(|len| device.alloc(len)).transpose()?;
+        Ok(DeviceRouting::from_buffers(
+            device.alloc(offsets)?,
+            device.alloc(scales)?,
+            device.alloc(ids)?,
+            sources,
+            rows,
+        ))
+    };
+    refused!(new(1, 0, 0, None, 0)?, DeviceRoutingError::Routing(RoutingError::NoExperts));
+    refused!(
+        new(2, 2, 2, None, 9)?,
+        DeviceRoutingError::TableLength { table: "row_offsets", found: 2, expected: 3, slots: 2, rows: 9 }
+    );
+    refused!(
+        new(3, 3, 2, None, 9)?,
+        DeviceRoutingError::TableLength { table: "scales_offsets", found: 3, expected: 2, .. }
+    );
+    refused!(
+        new(3, 2, 2, Some(8), 9)?,
+        DeviceRoutingError::TableLength { table: "source_rows", found: 8, expected: 9, .. }
+    );
+    refused!(
+        new(3, 2, 2, None, 1 << 32)?,
+        DeviceRoutingError::Routing(RoutingError::TooManyRows { rows }) if *rows == 1 << 32
+    );
+    // SAFETY: refused for its length, and so never read.
+    let ids = unsafe { DeviceBuffer::from_raw(&device, 16 as *mut i32, 1 << 31)? };
+    refused!(
+        DeviceRouting::from_buffers(device.alloc(1)?, device.alloc(1)?, ids, None, 0),
+        DeviceRoutingError::Routing(RoutingError::TooManyExperts { experts }) if *experts == 1 << 31
+    );
+    Ok(())
+}
+
+/// What only the device knows is told when asked for.
+fn validate(context: &Context) -> Result<()> {
+    let device = context.device();
+    let check = |offsets: [u32; 3], scales: [u32; 2]| -> Result<_> {
+        let tables = DeviceRouting::from_buffers(
+            device.upload(&offsets)?,
+            device.upload(&scales)?,
+            device.upload(&[0, 1])?,
+            None,
+            300,
+        )?;
+        Ok(tables.validate())
+    };
+    check([0, 129, 300], [0, 1])??;
+    refused!(
+        check([1, 129, 300], [0, 1])?,
+        DeviceRoutingError::Routing(RoutingError::FirstOffset { given: 1 })
+    );
+    refused!(
+        check([0, 129, 128], [0, 1])?,
+        DeviceRoutingError::Routing(RoutingError::DecreasingOffsets { slot: 1, start: 129, end: 128 })
+    );
+    refused!(
+        check([0, 129, 301], [0, 1])?,
+        DeviceRoutingError::Routing(RoutingError::LastOffset { given: 301, rows: 300 })
+    );
+    refused!(
+        check([0, 129, 300], [0, 0])?,
+        DeviceRoutingError::ScalesOffset { slot: 1, found: 0, expected: 1 }
+    );
+    Ok(())
+}
+
+fn router(context: &Context) -> Result<()> {
+    let device = context.device();
+    let stream = device.create_stream()?;
+    refused!(
+        TopkRouter::new(&device, 3, 1, 0),
+        DeviceRoutingError::Routing(RoutingError::NoExperts)
+    );
+    refused!(
+        TopkRouter::new(&device, 3, 1, 1 << 31),
+        DeviceRoutingError::Routing(RoutingError::TooManyExperts { .. })
+    );
+    for (tokens, top_k) in [(1 << 20, 1 << 11), (usize::MAX, 2)] {
+        refused!(
+            TopkRouter::new(&device, tokens, top_k, 8),
+            DeviceRoutingError::Routing(RoutingError::TooManyRows { .. })
+        );
+    }
+    let mut router = TopkRouter::new(&device, 3, 2, 8)?;
+    let mut tables = router.allocate()?;
+    refused!(
+        router.route(&stream, &device.alloc(5)?, &mut tables),
+        DeviceRoutingError::IdsLength { tokens: 3, top_k: 2, found: 5 }
+    );
+    let ids = device.upload(&[0; 6])?;
+    for (tokens, experts) in [(4, 8), (3, 7)] {
+        let mut others = TopkRouter::new(&device, tokens, 2, experts)?.allocate()?;
+        refused!(
+            router.route(&stream, &ids, &mut others),
+            DeviceRoutingError::TablesMismatch { slots, rows, experts: 8, assignments: 6 }
+                if (*slots, *rows) == (experts, 2 * tokens)
+        );
+    }
+    let mut without_sources = DeviceRouting::from_buffers(
+        device.alloc(9)?,
+        device.alloc(8)?,
+        device.alloc(8)?,
+        None,
+        6,
+    )?;
+    refused!(
+        router.route(&stream, &ids, &mut without_sources),
+        DeviceRoutingError::TablesMismatch { slots: 8, rows: 6, .. }
+    );
+    router.route(&stream, &ids, &mut tables)?;
+    Ok(stream.synchronize()?)
+}
+
+/// More thread blocks than a grid can have.
+fn grid(context: &Context) -> Result<()> {
+    let device = context.device();
+    let quantizer = GroupedQuantizer::builder(&device, Format::Mxfp8).columns(8).build()?;
+    let routing = DeviceRouting::upload(&device, &Routing::from_row_offsets(&[0, 0], None, 0)?)?;
+    let row_tiles = 1 << 31;
+    // SAFETY: the launch is refused, so that nothing is read or written there.
+    let scales = unsafe { DeviceBuffer::from_raw(&device, 16 as *mut u8, row_tiles * 512)? };
+    let mut output =
+        Quantized::from_buffers(Format::Mxfp8, 0, 8, row_tiles, device.alloc(0)?, scales)?;
+    let (stream, sf) = (device.create_stream()?, TensorScales::ones(&device, 1)?);
+    refused!(
+        quantizer.quantize_into(&stream, &device.alloc::<bf16>(0)?, &routing, &sf, &mut output),
+        QuantizeError::Device(DeviceError::GridTooLarge { blocks, .. }) if *blocks == 1 << 31
+    );
+    Ok(())
+}
+
+/// What the host refuses before a device is in play.
+fn routing(_: &Context) -> Result<()> {
+    refused!(Routing::from_topk(&[], 0, 2, 0), RoutingError::NoExperts);
+    refused!(
+        Routing::from_topk(&[0, 1, 2], 2, 2, 4),
+        RoutingError::IdsLength { tokens: 2, top_k: 2, given: 3 }
+    );
+    for id in [-2, 4, i32::MAX, i32::MIN] {
+        refused!(
+            Routing::from_topk(&[0, -1, 1, id], 2, 2, 4),
+            RoutingError::UnknownExpert { token: 1, slot: 1, id: found, experts: 4 } if *found == id
+        );
+    }
+    refused!(Routing::from_row_offsets(&[0], None, 0), RoutingError::NoExperts);
+    refused!(
+        Routing::from_row_offsets(&[0, 1, 2], Some(&[0]), 2),
+        RoutingError::ExpertIdsLength { slots: 2, given: 1 }
+    );
+    Ok(())
+}
