@@ -43,6 +43,7 @@ pub mod reference;
 pub mod routing;
 pub mod stream;
 
+pub use backend::images::embedded_ptx;
 pub use buffer::DeviceBuffer;
 pub use device::{Device, EmulatorOptions};
 pub use device_routing::{DeviceRouting, DeviceRoutingError, RoutingTables, TopkRouter};

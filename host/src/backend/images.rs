@@ -34,6 +34,12 @@ impl Image {
     }
 }
 
+/// The kernels that this library carries, as PTX: the name of each architecture, `compute_90` for
+/// instance, and the text. None when it was built without.
+pub fn embedded_ptx() -> impl Iterator<Item = (String, &'static str)> {
+    IMAGES.iter().map(|image| (image.target(), image.ptx))
+}
+
 /// What to load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Code {
