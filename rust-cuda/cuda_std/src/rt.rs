@@ -2,28 +2,28 @@
 
 use core::mem::{align_of, size_of};
 
-/// Checks at compile time that a `T` can cross the kernel ABI.
+/// Checks, in a constant, that a `T` can cross the kernel ABI.
 pub const fn check_parameter<T: Copy>() {
-    const {
-        assert!(
-            size_of::<T>() != 0,
-            "a kernel parameter of size zero would not be passed at all"
-        );
-        // rustc's PTX backend fails on larger alignments.
-        assert!(
-            align_of::<T>() <= 16,
-            "a kernel parameter aligned to more than 16 bytes cannot be passed by value: pass a pointer"
-        );
-    }
+    assert!(
+        size_of::<T>() != 0,
+        "a kernel parameter of size zero would not be passed at all"
+    );
+    // rustc's PTX backend fails on larger alignments.
+    assert!(
+        align_of::<T>() <= 16,
+        "a kernel parameter aligned to more than 16 bytes cannot be passed by value: pass a pointer"
+    );
 }
 
-/// A launch bound as it was given, checked against the hardware's limit.
-pub const fn checked_bound(bound: u32, max: u32) -> u32 {
+/// Checks that a `&T` is one pointer.
+pub const fn check_reference<T: Sized>() {}
+
+/// Checks, in a constant, a launch bound against the hardware's limit.
+pub const fn check_bound(bound: u32, max: u32) {
     assert!(
         bound >= 1 && bound <= max,
         "launch bound out of range: max_threads is 1 to 1024, min_blocks 1 to 32"
     );
-    bound
 }
 
 /// Rebuilds a slice from the two arguments it was passed in.

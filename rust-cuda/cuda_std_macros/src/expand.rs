@@ -5,15 +5,17 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Expr, ItemFn};
 
-use crate::hints::KernelHints;
+use crate::hints::{KernelHints, MAX_BLOCKS, MAX_THREADS};
 use crate::signature::{self, Argument, Param, Passing};
 
 pub fn kernel(hints: &KernelHints, item: ItemFn) -> syn::Result<TokenStream> {
     let params = signature::parse(&item)?;
-    let gpu = entry(hints, &item, &params);
+    let bounds = launch_bounds(hints, &item.sig.ident.to_string());
+    let gpu = entry(&item, &params);
     let cpu = function(&item, &params);
     let args = args_module(hints, &item, &params);
     Ok(quote! {
+        #bounds
         #gpu
         #cpu
         #args
@@ -24,16 +26,20 @@ pub fn kernel(hints: &KernelHints, item: ItemFn) -> syn::Result<TokenStream> {
 fn parameter_checks(params: &[Param]) -> TokenStream {
     let checks = params.iter().map(|param| {
         let ty = &param.ty;
-        quote_spanned! { ty.span() => ::cuda_std::rt::check_parameter::<#ty>(); }
+        match &param.passing {
+            Passing::Reference { target } => quote_spanned! { ty.span() =>
+                const _: () = ::cuda_std::rt::check_reference::<#target>();
+            },
+            Passing::Value | Passing::Slice { .. } => quote_spanned! { ty.span() =>
+                const _: () = ::cuda_std::rt::check_parameter::<#ty>();
+            },
+        }
     });
-    // Inside a closure that is never called, so that elided lifetimes in the types are allowed.
-    quote! {
-        const _: fn() = || { #(#checks)* };
-    }
+    quote!(#(#checks)*)
 }
 
-/// The `extern "ptx-kernel"` entry, with the launch bounds as a comment of the module.
-fn entry(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStream {
+/// The `extern "ptx-kernel"` entry.
+fn entry(item: &ItemFn, params: &[Param]) -> TokenStream {
     let ItemFn {
         attrs,
         vis,
@@ -41,7 +47,6 @@ fn entry(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStream {
         block,
     } = item;
     let name = &sig.ident;
-    let bounds = launch_bounds(hints, &name.to_string());
     let checks = parameter_checks(params);
     let mut abi = Vec::new();
     let mut rebuilt = Vec::new();
@@ -59,7 +64,6 @@ fn entry(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStream {
         }
     }
     quote! {
-        #bounds
         #[cfg(target_arch = "nvptx64")]
         #(#attrs)*
         #[unsafe(no_mangle)]
@@ -71,17 +75,28 @@ fn entry(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStream {
     }
 }
 
+/// Checks the launch bounds and leaves them in the PTX module as a comment.
 fn launch_bounds(hints: &KernelHints, name: &str) -> Option<TokenStream> {
     let max_threads = hints.max_threads.as_ref()?;
     let mut comment = format!("// cuda_std.launch_bounds {name} max_threads={{}}");
+    let mut checks = check_bound(max_threads, MAX_THREADS);
     let min_blocks = hints.min_blocks.as_ref().map(|min_blocks| {
         comment.push_str(" min_blocks={}");
+        checks.extend(check_bound(min_blocks, MAX_BLOCKS));
         quote!(, const #min_blocks)
     });
     Some(quote! {
+        #checks
         #[cfg(target_arch = "nvptx64")]
         ::core::arch::global_asm!(#comment, const #max_threads #min_blocks);
     })
+}
+
+/// For bounds that are not literals, whose value the macro cannot see.
+fn check_bound(bound: &Expr, max: u32) -> TokenStream {
+    quote_spanned! { bound.span() =>
+        const _: () = ::cuda_std::rt::check_bound(#bound, #max);
+    }
 }
 
 /// The kernel as a plain function.
@@ -117,8 +132,8 @@ fn args_module(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStr
     let field_names = fields.iter().map(|field| field.to_string());
     let type_names = types.iter().map(|ty| signature::spelling(ty));
     let count = arguments.len();
-    let max_threads = optional_bound(hints.max_threads.as_ref(), 1024);
-    let min_blocks = optional_bound(hints.min_blocks.as_ref(), 32);
+    let max_threads = optional(hints.max_threads.as_ref());
+    let min_blocks = optional(hints.min_blocks.as_ref());
     let passed = params
         .iter()
         .map(|Param { name, passing, .. }| match passing {
@@ -138,10 +153,18 @@ fn args_module(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStr
             use super::*;
 
             #[doc = #struct_doc]
-            #[derive(Clone, Copy)]
             pub struct Args {
                 #(#[doc = #docs] pub #fields: #types,)*
             }
+
+            // Not derived: for a parameter that is not `Copy`, deriving reports more than that.
+            impl ::core::clone::Clone for Args {
+                fn clone(&self) -> Self {
+                    *self
+                }
+            }
+
+            impl ::core::marker::Copy for Args {}
 
             // SAFETY: plain values for a launch. Device pointers mean the same in every host
             // thread, and the emulator orders the kernel's accesses to them.
@@ -182,11 +205,9 @@ fn args_module(hints: &KernelHints, item: &ItemFn, params: &[Param]) -> TokenStr
     }
 }
 
-fn optional_bound(bound: Option<&Expr>, max: u32) -> TokenStream {
+fn optional(bound: Option<&Expr>) -> TokenStream {
     match bound {
-        Some(bound) => quote_spanned! { bound.span() =>
-            ::core::option::Option::Some(::cuda_std::rt::checked_bound(#bound, #max))
-        },
+        Some(bound) => quote!(::core::option::Option::Some(#bound)),
         None => quote!(::core::option::Option::None),
     }
 }

@@ -4,6 +4,12 @@ use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
 use syn::{Error, Expr, Ident, LitInt, Token};
 
+/// The largest block of any device.
+pub const MAX_THREADS: u32 = 1024;
+
+/// The most blocks that share a multiprocessor on any device.
+pub const MAX_BLOCKS: u32 = 32;
+
 /// What was written between the parentheses of `#[kernel(...)]`.
 #[derive(Default)]
 pub struct KernelHints {
@@ -28,9 +34,7 @@ impl Parse for KernelHints {
             seen.push(key);
             match hint.value {
                 HintValue::MaxThreads(bound) => hints.max_threads = Some(bound),
-                HintValue::MinBlocks(bound) => {
-                    hints.min_blocks = Some(bound);
-                }
+                HintValue::MinBlocks(bound) => hints.min_blocks = Some(bound),
                 HintValue::Dimension => {}
             }
         }
@@ -60,8 +64,8 @@ impl Parse for Hint {
         let name: Ident = input.parse()?;
         input.parse::<Token![=]>()?;
         let value = match name.to_string().as_str() {
-            "max_threads" => HintValue::MaxThreads(bound(input, 1024)?),
-            "min_blocks" => HintValue::MinBlocks(bound(input, 32)?),
+            "max_threads" => HintValue::MaxThreads(bound(input, MAX_THREADS)?),
+            "min_blocks" => HintValue::MinBlocks(bound(input, MAX_BLOCKS)?),
             "grid_dim" | "block_dim" => {
                 dimension(input)?;
                 HintValue::Dimension

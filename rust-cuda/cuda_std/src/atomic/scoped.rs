@@ -47,6 +47,10 @@ pub trait Scope: Copy + sealed::Sealed {
 }
 
 /// An ordering of any atomic operation.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an ordering of scoped atomics",
+    note = "the orderings are `Relaxed`, `Acquire`, `Release`, `AcqRel` and `SeqCst` of `cuda_std::atomic::scoped`"
+)]
 pub trait Ordering: Copy + sealed::Sealed {
     #[doc(hidden)]
     const ORDER: Order;
@@ -56,12 +60,20 @@ pub trait Ordering: Copy + sealed::Sealed {
 }
 
 /// An ordering a load can have: [`Relaxed`], [`Acquire`], [`SeqCst`].
+#[diagnostic::on_unimplemented(
+    message = "a load cannot have the ordering `{Self}`",
+    note = "the orderings of a load are `Relaxed`, `Acquire` and `SeqCst`"
+)]
 pub trait LoadOrdering: Ordering {
     #[doc(hidden)]
     const LOAD: Order = Self::ORDER;
 }
 
 /// An ordering a store can have: [`Relaxed`], [`Release`], [`SeqCst`].
+#[diagnostic::on_unimplemented(
+    message = "a store cannot have the ordering `{Self}`",
+    note = "the orderings of a store are `Relaxed`, `Release` and `SeqCst`"
+)]
 pub trait StoreOrdering: Ordering {
     #[doc(hidden)]
     const STORE: Order = Self::ORDER;
@@ -73,7 +85,10 @@ macro_rules! markers {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct $name;
         impl sealed::Sealed for $name {}
-        $(impl $trait for $name { $($item)* })*
+        $(
+            #[diagnostic::do_not_recommend]
+            impl $trait for $name { $($item)* }
+        )*
     )*};
 }
 

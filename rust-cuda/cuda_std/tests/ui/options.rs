@@ -20,12 +20,4 @@ pub unsafe fn four_dimensions() {}
 #[kernel(threads = 32)]
 pub unsafe fn unknown() {}
 
-const THREADS: u32 = 4096;
-
-#[kernel(max_threads = THREADS)]
-pub unsafe fn constant_out_of_range() {}
-
-fn main() {
-    use cuda_std::launch::KernelArgs;
-    let _ = constant_out_of_range::Args::KERNEL;
-}
+fn main() {}
