@@ -1,0 +1,9 @@
+//! Pictures of a run, each as SVG and as PNG, drawn without any system library.
+
+mod canvas;
+mod error_distribution;
+mod rows_per_expert;
+
+pub use canvas::Picture;
+pub use error_distribution::{ErrorHistogram, ErrorSeries, error_distribution};
+pub use rows_per_expert::rows_per_expert;
