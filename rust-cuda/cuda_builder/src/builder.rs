@@ -274,6 +274,12 @@ impl CudaBuilder {
         let result = self.build_watching(script.as_ref(), &mut watched);
         if script.is_some() {
             rerun::announce(&watched);
+            if result
+                .as_ref()
+                .is_err_and(CudaBuilderError::is_about_toolchain)
+            {
+                rerun::announce_toolchain();
+            }
         }
         result
     }

@@ -15,9 +15,9 @@ use crate::{CudaBuilderError, NvvmArch, launch_bounds, ptx, rerun};
 
 const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Lints about what this builder itself asks for: internal features, and features that a crate
-/// names too because it needs them on the CPU as well.
-const ALLOWED_LINTS: &str = "internal_features, duplicate_features";
+/// Lints about features that the builder switches on: those that are internal, those that the
+/// crate names too because it needs them on the CPU as well, those that it does not need.
+const ALLOWED_LINTS: &str = "duplicate_features, internal_features, unused_features";
 
 /// What does not change from one architecture to the next.
 pub(crate) struct Job<'a> {
@@ -256,11 +256,14 @@ fn finish(raw: &Path, ptx: &Path) -> Result<(), CudaBuilderError> {
         path: raw.to_owned(),
         source,
     })?;
+    if fs::read(ptx).is_ok_and(|old| old == text.as_bytes()) {
+        return Ok(());
+    }
     ptx::Module::parse(&text).map_err(|source| CudaBuilderError::Ptx {
         path: raw.to_owned(),
         source,
     })?;
-    write_if_changed(ptx, text.as_bytes()).map_err(at(ptx))
+    fs::write(ptx, text).map_err(at(ptx))
 }
 
 /// Writes a file, unless it already has that content: whoever embeds it is compiled again when its

@@ -135,6 +135,22 @@ pub enum CudaBuilderError {
     },
 }
 
+impl CudaBuilderError {
+    /// Whether another toolchain, or more of this one, would do: no cargo, no nightly, no sources.
+    ///
+    /// A build script may go on without kernels then, and say so later.
+    #[must_use]
+    pub fn is_about_toolchain(&self) -> bool {
+        matches!(
+            self,
+            Self::CargoNotFound { .. }
+                | Self::ToolchainUnavailable { .. }
+                | Self::NotNightly { .. }
+                | Self::RustSrcMissing { .. }
+        )
+    }
+}
+
 fn remedy(command: Option<&str>) -> String {
     match command {
         Some(command) => format!("run: {command}"),

@@ -43,7 +43,17 @@
 //!
 //! In a build script `cargo::rerun-if-changed` is printed for the sources and manifests of the
 //! crate and of its path dependencies, and for the toolchain's list of components, so that a script
-//! that carried on without kernels runs again when `rust-src` appears.
+//! that carried on without kernels ([`CudaBuilderError::is_about_toolchain`]) runs again when
+//! `rust-src` appears.
+//!
+//! | processor time for each architecture | this package's test kernels | 21 kernels, 700 kB of PTX |
+//! | --- | --- | --- |
+//! | cold: `core` is compiled, for 17 s of it | 19 s | 40 s with the dependencies, macros included |
+//! | warm: a kernel was edited | 0.3 s | 2.3 s |
+//! | nothing was edited | 0.1 s | 0.1 s |
+//!
+//! Two processors compile two architectures at a time: by these times, three of the larger crate
+//! take about a minute cold and 4 s warm where nothing else runs.
 //!
 //!
 //! # Compared with the published `cuda_builder` 0.3

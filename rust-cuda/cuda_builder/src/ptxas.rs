@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -192,12 +191,6 @@ fn find_in(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<Ptxas, PtxasErr
         tried.push(path.display().to_string());
     }
     Err(PtxasError::NotFound { tried })
-}
-
-impl AsRef<OsStr> for Ptxas {
-    fn as_ref(&self) -> &OsStr {
-        self.path.as_os_str()
-    }
 }
 
 /// Reads the report of `ptxas -v`:

@@ -99,6 +99,11 @@ pub(crate) fn announce<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) {
     }
 }
 
+/// Names the variable by which rustup tells which toolchain it chose.
+pub(crate) fn announce_toolchain() {
+    println!("cargo::rerun-if-env-changed=RUSTUP_TOOLCHAIN");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -152,6 +152,7 @@ fn no_sources_of_core() {
     let expected = "rustup component add rust-src --toolchain \
                     nightly-2026-05-20-x86_64-unknown-linux-gnu";
     assert_eq!(command.as_deref(), Some(expected));
+    assert!(error.is_about_toolchain());
     assert!(error.to_string().contains(expected), "{error}");
 }
 

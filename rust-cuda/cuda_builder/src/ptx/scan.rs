@@ -1,5 +1,7 @@
 //! From text to [`Module`].
 
+use std::cell::Cell;
+
 use super::{Directive, Function, Instruction, Module, Space, Variable};
 
 /// Text that is no PTX.
@@ -35,6 +37,7 @@ pub(super) fn module(text: &str) -> Result<Module, ParseError> {
     let mut scanner = Scanner {
         text: &text,
         position: 0,
+        line: Cell::new((0, 1)),
     };
     let mut version = None;
     let mut target = None;
@@ -117,7 +120,7 @@ fn without_comments(text: &str) -> Result<String, ParseError> {
             from.find("*/")
                 .map(|end| end + 2)
                 .ok_or_else(|| ParseError::UnexpectedEnd {
-                    line: line_of(text, text.len() - from.len()),
+                    line: 1 + line_breaks(&text[..text.len() - from.len()]),
                     within: "comment",
                 })?
         } else if let Some(end) = from[1..].find('"').filter(|_| from.starts_with('"')) {
@@ -136,13 +139,8 @@ fn without_comments(text: &str) -> Result<String, ParseError> {
     Ok(out)
 }
 
-/// The line, from 1, of a byte position.
-fn line_of(text: &str, position: usize) -> usize {
-    text.as_bytes()[..position]
-        .iter()
-        .filter(|byte| **byte == b'\n')
-        .count()
-        + 1
+fn line_breaks(text: &str) -> usize {
+    text.bytes().filter(|byte| *byte == b'\n').count()
 }
 
 enum Definition {
@@ -153,6 +151,9 @@ enum Definition {
 struct Scanner<'a> {
     text: &'a str,
     position: usize,
+    /// A position whose line is known, and that line: modules have ten thousands of instructions,
+    /// and counting from the top for each would take longer than compiling them.
+    line: Cell<(usize, usize)>,
 }
 
 impl<'a> Scanner<'a> {
@@ -164,16 +165,27 @@ impl<'a> Scanner<'a> {
         self.position = self.text.len() - self.rest().trim_start().len();
     }
 
+    fn line(&self, position: usize) -> usize {
+        let (known, line) = self.line.get();
+        let line = if position >= known {
+            line + line_breaks(&self.text[known..position])
+        } else {
+            line - line_breaks(&self.text[position..known])
+        };
+        self.line.set((position, line));
+        line
+    }
+
     fn malformed(&self, start: usize, text: &str) -> ParseError {
         ParseError::Malformed {
-            line: line_of(self.text, start),
+            line: self.line(start),
             text: text.to_owned(),
         }
     }
 
     fn unexpected_end(&self, start: usize, within: &'static str) -> ParseError {
         ParseError::UnexpectedEnd {
-            line: line_of(self.text, start),
+            line: self.line(start),
             within,
         }
     }
@@ -279,7 +291,7 @@ impl<'a> Scanner<'a> {
         let (variables, instructions) = self.body(start)?;
         Ok(Definition::Body(Box::new(Function {
             name: name.to_owned(),
-            line: line_of(self.text, start),
+            line: self.line(start),
             params,
             directives,
             variables,
@@ -329,7 +341,7 @@ impl<'a> Scanner<'a> {
                 }
                 _ => {
                     let statement = self.statement(at)?;
-                    instructions.push(instruction(statement, line_of(self.text, at)));
+                    instructions.push(instruction(statement, self.line(at)));
                 }
             }
         }
