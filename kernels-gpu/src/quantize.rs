@@ -6,7 +6,7 @@
 //! layout, and lets the copy engine write them out.
 //!
 //! ```text
-//!            256 columns: one warp reads a row of it, 8 elements a lane
+//!           512 columns: one warp reads a row of it, 16 elements a lane
 //!          ┌──────────────────────────────┐
 //!  warp 0  │ row 0, 4, 8 ...              │──► elements: straight to global memory
 //!  warp 1  │ row 1, 5, 9 ...              │
@@ -20,8 +20,8 @@
 
 use crate::expert_search::{Groups, TileRows};
 use crate::formats::{
-    Amax, Bf16, BlockFormat, CHUNK, ElementFormat, F16, F32, InputFormat, MxFp4, MxFp8, NvFp4,
-    Rules, TensorScale,
+    Amax, Bf16, BlockFormat, CHUNK, ElementFormat, F16, F32, InputFormat, Multiplier, MxFp4, MxFp8,
+    NvFp4, Rules, TensorScale,
 };
 use crate::scale_tile::{self, TILE_BYTES};
 use core::simd::u32x4;
@@ -35,11 +35,15 @@ const WARP: u32 = 32;
 /// All lanes of a warp.
 const FULL_MASK: u32 = u32::MAX;
 
-/// Columns that a block handles: what one warp reads with one 16-byte load a lane.
-pub const RUN_COLUMNS: u32 = WARP * CHUNK;
+/// Chunks that a lane handles side by side: a whole NVFP4 block, half an MX block. Twice the elements
+/// for one scale, and fewer shuffles, against a load that is split in two.
+const CHUNKS: u32 = 2;
+
+/// Columns that a block handles: what one warp reads of a row.
+pub const RUN_COLUMNS: u32 = WARP * CHUNKS * CHUNK;
 
 /// Rows that a warp loads before it works on the first of them, to keep loads in flight.
-const ROWS_IN_FLIGHT: u32 = 4;
+const ROWS_IN_FLIGHT: u32 = 2;
 
 /// Bytes of shared memory that a block stages its scale tiles in, for any format: the launch must
 /// give this many.
@@ -126,14 +130,15 @@ struct BlockTask<F: BlockFormat, I: InputFormat> {
     tile: TileRows,
     tensor_scale: TensorScale,
     rules: Rules,
-    /// Chunk of a row that this lane handles, and whether it exists.
+    /// The first of the two chunks of a row that this lane handles.
     chunk: u32,
-    chunk_exists: bool,
-    chunks_per_row: usize,
+    chunks_per_row: u32,
     input: GlobalView<u32x4>,
     input_rows: u32,
     source_rows: Option<GlobalView<i32>>,
+    /// The same memory by chunks and by pairs of chunks.
     data: GlobalViewMut<<F::Element as ElementFormat>::Packed>,
+    data_pairs: GlobalViewMut<<F::Element as ElementFormat>::PackedPair>,
     staging: SharedView<u8>,
     swizzle_mask: u32,
     _input: core::marker::PhantomData<I>,
@@ -185,9 +190,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
     };
 
     let staging = shared::dynamic_shared_mem::<Staging>();
-    let lane = thread % WARP;
-    let chunk = run * WARP + lane;
-    let chunks_per_row = (args.columns / CHUNK) as usize;
+    let chunks_per_row = args.columns / CHUNK;
     let scale_store = ScaleStore(args.scale_store);
     // SAFETY: the caller's obligation: the extents are those that the arguments state, and rows,
     // source rows and chunks are checked against them before they are used as indices.
@@ -196,17 +199,23 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
             tile,
             tensor_scale: TensorScale::new(encode),
             rules: Rules::from_bits(args.rules),
-            chunk,
-            chunk_exists: chunk < args.columns / CHUNK,
+            chunk: (run * WARP + thread % WARP) * CHUNKS,
             chunks_per_row,
             input: GlobalView::new(
                 args.input,
-                args.input_rows as usize * chunks_per_row * I::WORDS,
+                args.input_rows as usize * chunks_per_row as usize * I::WORDS,
             ),
             input_rows: args.input_rows,
             source_rows: (!args.source_rows.is_null())
                 .then(|| GlobalView::new(args.source_rows, args.rows as usize)),
-            data: GlobalViewMut::new(args.data.cast(), args.rows as usize * chunks_per_row),
+            data: GlobalViewMut::new(
+                args.data.cast(),
+                args.rows as usize * chunks_per_row as usize,
+            ),
+            data_pairs: GlobalViewMut::new(
+                args.data.cast(),
+                args.rows as usize * chunks_per_row as usize / CHUNKS as usize,
+            ),
             staging: SharedView::new(staging.cast(), STAGING_BYTES),
             swizzle_mask: scale_store.swizzle_mask(),
             _input: core::marker::PhantomData,
@@ -286,33 +295,39 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
     }
 }
 
+/// What a lane has read of a row.
+#[derive(Clone, Copy)]
+struct Loaded<I: InputFormat> {
+    first: I::Chunk,
+    second: I::Chunk,
+}
+
 impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
     /// Lanes that share a block.
-    const LANES: u32 = F::BLOCK / CHUNK;
+    const LANES: u32 = F::BLOCK / (CHUNKS * CHUNK);
 
-    /// Quantizes this lane's chunk in [`ROWS_IN_FLIGHT`] rows of the tile: `row`, `row + stride`, ...
+    /// Quantizes this lane's chunks in [`ROWS_IN_FLIGHT`] rows of the tile: `row` and `row + stride`.
     ///
     /// Called by whole warps: lanes exchange their largest magnitudes.
     #[inline(always)]
     fn quantize_rows(&self, row: u32, stride: u32) {
         // Written out: the compiler keeps a loop over an array of chunks a loop, and the array then
         // lies in local memory.
-        let rows = [row, row + stride, row + 2 * stride, row + 3 * stride];
-        let first = self.load(rows[0]);
-        let second = self.load(rows[1]);
-        let third = self.load(rows[2]);
-        let fourth = self.load(rows[3]);
-        self.quantize_chunk(rows[0], first);
-        self.quantize_chunk(rows[1], second);
-        self.quantize_chunk(rows[2], third);
-        self.quantize_chunk(rows[3], fourth);
+        let this = self.load(row);
+        let next = self.load(row + stride);
+        self.quantize_row(row, this);
+        self.quantize_row(row + stride, next);
     }
 
-    /// This lane's chunk of a row; zeros where there is none.
+    /// This lane's chunks of a row; zeros where there are none.
     #[inline(always)]
-    fn load(&self, row: u32) -> I::Chunk {
-        if row >= self.tile.rows || !self.chunk_exists {
-            return I::zeros();
+    fn load(&self, row: u32) -> Loaded<I> {
+        let nothing = Loaded {
+            first: I::zeros(),
+            second: I::zeros(),
+        };
+        if row >= self.tile.rows || self.chunk >= self.chunks_per_row {
+            return nothing;
         }
         let row = self.tile.first_row + row;
         let source = match self.source_rows {
@@ -320,32 +335,55 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
             None => row,
         };
         if source >= self.input_rows {
-            return I::zeros();
+            return nothing;
         }
-        let index = source as usize * self.chunks_per_row + self.chunk as usize;
-        I::load(self.input, index)
+        let index = self.chunk_index(source);
+        Loaded {
+            first: I::load(self.input, index),
+            second: if self.chunk + 1 < self.chunks_per_row {
+                I::load(self.input, index + 1)
+            } else {
+                I::zeros()
+            },
+        }
+    }
+
+    /// Where this lane's first chunk of a row lies in a tensor.
+    #[inline(always)]
+    fn chunk_index(&self, row: u32) -> usize {
+        row as usize * self.chunks_per_row as usize + self.chunk as usize
     }
 
     #[inline(always)]
-    fn quantize_chunk(&self, row: u32, chunk: I::Chunk) {
-        let amax = self.block_amax(I::amax(chunk, self.rules));
+    fn quantize_row(&self, row: u32, loaded: Loaded<I>) {
+        let Loaded { first, second } = loaded;
+        let mut amax = I::amax_or_nan(first).max(I::amax_or_nan(second));
+        let has_nan = amax.is_nan();
+        if has_nan && !self.rules.propagate_nan() {
+            amax = I::amax_of_numbers(first).max(I::amax_of_numbers(second));
+        }
+        let amax = self.block_amax(amax);
         let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
-        if row >= self.tile.rows || !self.chunk_exists {
+        if row >= self.tile.rows || self.chunk >= self.chunks_per_row {
             return;
         }
-        let packed = if scale.dead {
-            F::Element::zeros()
-        } else {
-            F::Element::quantize_chunk::<I>(chunk, scale.multiplier)
-        };
-        let output_row = (self.tile.first_row + row) as usize;
-        self.data.store(
-            output_row * self.chunks_per_row + self.chunk as usize,
-            packed,
-        );
 
-        if self.chunk % Self::LANES == 0 {
-            let block = self.chunk % WARP / Self::LANES;
+        let multiplier = if has_nan {
+            Multiplier::Any(scale.multiplier.factor())
+        } else {
+            scale.multiplier
+        };
+        let quantize = |chunk| {
+            if scale.dead {
+                F::Element::zeros()
+            } else {
+                F::Element::quantize_chunk::<I>(chunk, multiplier)
+            }
+        };
+        self.store(row, quantize(first), quantize(second));
+
+        if self.chunk / CHUNKS % Self::LANES == 0 {
+            let block = self.chunk / CHUNKS % WARP / Self::LANES;
             let tiles = column_tiles_per_block::<F>();
             let offset = scale_tile::offset_in_tensor(0, row, block, tiles);
             self.staging
@@ -353,7 +391,27 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
         }
     }
 
-    /// The largest magnitude of the block that this lane's chunk belongs to.
+    /// Stores this lane's chunks of a row: in one access where every row is aligned for it.
+    #[inline(always)]
+    fn store(
+        &self,
+        row: u32,
+        first: <F::Element as ElementFormat>::Packed,
+        second: <F::Element as ElementFormat>::Packed,
+    ) {
+        let index = self.chunk_index(self.tile.first_row + row);
+        if self.chunks_per_row % CHUNKS == 0 {
+            self.data_pairs
+                .store(index / CHUNKS as usize, F::Element::pair(first, second));
+        } else {
+            self.data.store(index, first);
+            if self.chunk + 1 < self.chunks_per_row {
+                self.data.store(index + 1, second);
+            }
+        }
+    }
+
+    /// The largest magnitude of the block that this lane's chunks belong to.
     #[inline(always)]
     fn block_amax(&self, mut amax: Amax) -> Amax {
         let mut distance = 1;
@@ -410,7 +468,7 @@ macro_rules! define_entries {
         /// | --- | --- |
         /// | `input` | `[input_rows, columns]`, 16-byte aligned |
         /// | `columns` | a multiple of 8, at least 8 |
-        /// | `data` | `[rows, columns]` elements of the format, packed, 8-byte aligned |
+        /// | `data` | `[rows, columns]` elements of the format, packed, 16-byte aligned |
         /// | `scales` | `[row_tiles, ceil(columns / tile columns), 32, 4, 4]` bytes, 16-byte aligned |
         /// | `scale_map` | describes `scales` as `[tiles, 512 / row, row]` bytes when `scale_store` is a tensor map, else unused |
         /// | `row_offsets` | `slots + 1` values, see [`Groups`] |

@@ -93,10 +93,19 @@ impl BlockFormat for NvFp4 {
 
     #[inline(always)]
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale {
+        // Codes of normal numbers below the largest one, which stands for everything above as well.
+        const UNSATURATED_NORMALS: core::ops::RangeInclusive<u8> = 0x08..=0x7D;
         let code = E4m3::from_f32(tensor.encode * amax * (1.0 / E2m1::MAX));
+        let reciprocal = fp4_reciprocal(E4m3::to_f32(code), amax, tensor, rules);
         BlockScale {
             code,
-            multiplier: Multiplier::Any(fp4_reciprocal(E4m3::to_f32(code), amax, tensor, rules)),
+            // Rounding to three mantissa bits makes a scale at most 1/16 too small, so the largest
+            // product is 6 / (1 - 1/16) = 6.4.
+            multiplier: if UNSATURATED_NORMALS.contains(&code) && reciprocal <= f32::MAX {
+                Multiplier::Below7(reciprocal)
+            } else {
+                Multiplier::Any(reciprocal)
+            },
             dead: code == 0 && amax != 0.0 && !rules.strict(),
         }
     }
@@ -132,7 +141,14 @@ impl BlockFormat for MxFp4 {
             E2m1::MANTISSA_BITS,
         );
         let multiplier = if tensor.encode == 1.0 {
-            Multiplier::PowerOfTwo(mx_reciprocal(code, amax, rules))
+            let reciprocal = mx_reciprocal(code, amax, rules);
+            // Zero times the infinity of a strict dead block is NaN, and so is everything in a
+            // block with a NaN scale.
+            if reciprocal <= f32::MAX {
+                Multiplier::PowerOfTwo(reciprocal)
+            } else {
+                Multiplier::Any(reciprocal)
+            }
         } else if code == 0 && amax != 0.0 && !rules.strict() {
             Multiplier::Any(smallest_scale_reciprocal(tensor.encode))
         } else {

@@ -18,6 +18,7 @@
 //! and an even code is one with a zero mantissa bit, this is the rounding that the format asks for.
 
 use super::{ElementFormat, InputFormat, Multiplier};
+use core::simd::u32x2;
 use cuda_std::{cfg, cvt, math};
 
 /// The 4-bit float with two exponent bits and one mantissa bit.
@@ -67,18 +68,24 @@ impl E2m1 {
     /// The three lines, in f32: exact for every magnitude. NaN counts as 6.
     #[inline(always)]
     fn magnitude_code(magnitude: f32) -> u32 {
-        // 1.5 * 2^23: the last mantissa bit of a sum near it counts ones.
-        const ONES: f32 = 12_582_912.0;
-        let t = magnitude.min(Self::MAX);
-        let low = math::fma(t, 2.0, ONES);
-        let middle = t + (ONES + 2.0);
-        let high = math::fma(t, 0.5, ONES + 4.0);
-        low.min(middle).min(high).to_bits() - ONES.to_bits()
+        Self::lowest_line(magnitude.min(Self::MAX)) - ONES.to_bits()
     }
 
-    /// Eight codes from eight products, by the three lines in f32.
+    /// The lowest of the three lines at a magnitude below 7, as the bits of `ONES + code`.
+    ///
+    /// Compared as integers, in which order positive numbers are too: that makes one instruction
+    /// of the two minima.
     #[inline(always)]
-    fn chunk_in_f32<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
+    fn lowest_line(magnitude: f32) -> u32 {
+        let low = math::fma(magnitude, 2.0, ONES).to_bits();
+        let middle = (magnitude + (ONES + 2.0)).to_bits();
+        let high = math::fma(magnitude, 0.5, ONES + 4.0).to_bits();
+        low.min(middle).min(high)
+    }
+
+    /// Eight codes, whatever the products are.
+    #[inline(always)]
+    fn chunk_with_care<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
         let byte = |index| {
             let (low, high) = I::pair(chunk, index);
             Self::from_f32(low * factor) as u32 | (Self::from_f32(high * factor) as u32) << 4
@@ -86,7 +93,24 @@ impl E2m1 {
         byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
     }
 
-    /// Eight codes from eight products that are exact in half precision, two at a time.
+    /// Eight codes from products below 7 in magnitude, by the three lines in f32.
+    #[inline(always)]
+    fn chunk_in_f32<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
+        // Each line's bits are those of `ONES` plus a code. Shifting and adding the bits as they are
+        // collects the codes, and a constant, which is subtracted once.
+        const EIGHT_ONES: u32 = ONES.to_bits().wrapping_mul(0x1111_1111);
+        let append = |codes: u32, magnitude: f32| {
+            (codes << 4).wrapping_add(Self::lowest_line(magnitude * factor))
+        };
+        let append_pair = |codes, index| {
+            let (low, high) = I::magnitudes(chunk, index);
+            append(append(codes, high), low)
+        };
+        let codes = append_pair(append_pair(append_pair(append_pair(0, 3), 2), 1), 0);
+        codes.wrapping_sub(EIGHT_ONES) | I::signs(chunk)
+    }
+
+    /// Eight codes from products that are exact in half precision, two at a time.
     ///
     /// Magnitudes below the smallest normal half may round on the way; they end as zero either way.
     #[inline(always)]
@@ -103,28 +127,26 @@ impl E2m1 {
         const ONES_4: u32 = twice(0x6404); // 1028
         const ONES_7: u32 = twice(0x6407); // 1031
 
-        // Codes of elements 2 i and 2 i + 1 in bits 3..0 and 19..16.
+        // Codes of elements 2 i and 2 i + 1 in bits 2..0 and 18..16.
         let pair = |index| {
-            let (low, high) = I::pair(chunk, index);
-            let products = cvt::cvt_rn_f16x2_f32(high * factor, low * factor);
-            let t = products & twice(0x7FFF);
+            let (low, high) = I::magnitudes(chunk, index);
+            let t = cvt::cvt_rn_f16x2_f32(high * factor, low * factor);
             let low_line = math::fma_f16x2(t, TWO, ONES);
             let middle_line = math::add_f16x2(t, ONES_2);
             let high_line = math::fma_f16x2(t, HALF, ONES_4);
-            // A NaN loses every minimum, so it ends as 7.
-            let codes = math::min_f16x2(
+            let lowest = math::min_f16x2(
                 math::min_f16x2(low_line, middle_line),
                 math::min_f16x2(high_line, ONES_7),
             );
-            codes & twice(0x7) | products >> 12 & twice(0x8)
+            lowest & twice(0x7)
         };
 
-        // Two pairs at a time: codes 0, 2, 1, 3 in bits 3..0 of the four bytes, then folded.
+        // Two pairs at a time: codes 0, 2, 1, 3 in the low bits of the four bytes, then folded.
         let four = |index| {
             let spread = pair(index) | pair(index + 1) << 8;
             spread | spread >> 12
         };
-        math::prmt(four(0), four(2), 0x5410)
+        math::prmt(four(0), four(2), 0x5410) | I::signs(chunk)
     }
 
     /// Eight codes by the conversion instruction.
@@ -138,20 +160,22 @@ impl E2m1 {
     }
 }
 
+/// 1.5 * 2^23: the last mantissa bit of a sum near it counts ones.
+const ONES: f32 = 12_582_912.0;
+
 impl ElementFormat for E2m1 {
     type Packed = u32;
+    type PackedPair = u32x2;
 
     #[inline(always)]
     fn quantize_chunk<I: InputFormat>(chunk: I::Chunk, multiplier: Multiplier) -> u32 {
+        let factor = multiplier.factor();
         match multiplier {
-            Multiplier::PowerOfTwo(factor) | Multiplier::Any(factor) if cfg::has_fp4_cvt() => {
-                Self::chunk_in_hardware::<I>(chunk, factor)
-            }
-            Multiplier::PowerOfTwo(factor) if I::FITS_HALF => {
-                Self::chunk_in_halves::<I>(chunk, factor)
-            }
-            Multiplier::PowerOfTwo(factor) | Multiplier::Any(factor) => {
-                Self::chunk_in_f32::<I>(chunk, factor)
+            _ if cfg::has_fp4_cvt() => Self::chunk_in_hardware::<I>(chunk, factor),
+            Multiplier::PowerOfTwo(_) if I::FITS_HALF => Self::chunk_in_halves::<I>(chunk, factor),
+            Multiplier::Below7(_) => Self::chunk_in_f32::<I>(chunk, factor),
+            Multiplier::PowerOfTwo(_) | Multiplier::Any(_) => {
+                Self::chunk_with_care::<I>(chunk, factor)
             }
         }
     }
@@ -159,6 +183,11 @@ impl ElementFormat for E2m1 {
     #[inline(always)]
     fn zeros() -> u32 {
         0
+    }
+
+    #[inline(always)]
+    fn pair(first: u32, second: u32) -> u32x2 {
+        u32x2::from_array([first, second])
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 //! 0x7F. The element of MXFP8 and the block scale of NVFP4.
 
 use super::{ElementFormat, InputFormat, Multiplier};
-use core::simd::u32x2;
+use core::simd::{u32x2, u32x4};
 use cuda_std::{cfg, cvt};
 
 /// The 8-bit float with four exponent and three mantissa bits ("e4m3fn").
@@ -85,10 +85,11 @@ impl E4m3 {
 
 impl ElementFormat for E4m3 {
     type Packed = u32x2;
+    type PackedPair = u32x4;
 
     #[inline(always)]
     fn quantize_chunk<I: InputFormat>(chunk: I::Chunk, multiplier: Multiplier) -> u32x2 {
-        let (Multiplier::PowerOfTwo(factor) | Multiplier::Any(factor)) = multiplier;
+        let factor = multiplier.factor();
         let pair = |index| {
             let (low, high) = I::pair(chunk, index);
             Self::pair(high * factor, low * factor) as u32
@@ -99,6 +100,11 @@ impl ElementFormat for E4m3 {
     #[inline(always)]
     fn zeros() -> u32x2 {
         u32x2::splat(0)
+    }
+
+    #[inline(always)]
+    fn pair(first: u32x2, second: u32x2) -> u32x4 {
+        u32x4::from_array([first[0], first[1], second[0], second[1]])
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! The input types, read in chunks of eight elements.
 
-use super::{Amax, Rules};
+use super::Amax;
 use core::simd::u32x4;
 use cuda_std::view::GlobalView;
 use cuda_std::{cvt, math};
@@ -26,36 +26,50 @@ pub trait InputFormat {
     /// Elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
     fn pair(chunk: Self::Chunk, index: usize) -> (f32, f32);
 
+    /// The magnitudes of elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
+    fn magnitudes(chunk: Self::Chunk, index: usize) -> (f32, f32);
+
+    /// The sign of element `i` in bit `4 * i + 3`, where an E2M1 code has it.
+    fn signs(chunk: Self::Chunk) -> u32;
+
     /// The largest magnitude, a NaN winning over every number.
     fn amax_or_nan(chunk: Self::Chunk) -> Amax;
 
-    /// The largest magnitude under a NaN policy.
+    /// The largest magnitude among the elements that are numbers. For the rare chunk with a NaN.
     #[inline(always)]
-    fn amax(chunk: Self::Chunk, rules: Rules) -> Amax {
-        let amax = Self::amax_or_nan(chunk);
-        if amax.is_nan() && !rules.propagate_nan() {
-            amax_of_numbers::<Self>(chunk)
-        } else {
-            amax
-        }
+    fn amax_of_numbers(chunk: Self::Chunk) -> Amax {
+        let number = |magnitude: f32| {
+            if magnitude.is_nan() {
+                Amax::NOTHING
+            } else {
+                Amax::from_magnitude_bits(magnitude.to_bits())
+            }
+        };
+        let pair = |index| {
+            let (low, high) = Self::magnitudes(chunk, index);
+            number(low).max(number(high))
+        };
+        pair(0).max(pair(1)).max(pair(2)).max(pair(3))
     }
 }
 
-/// The largest magnitude among the elements that are numbers. Rare, so kept small, not fast.
+/// Sign bits cleared in both halves of a word.
+const MAGNITUDES: u32 = 0x7FFF_7FFF;
+
+/// [`InputFormat::signs`] from the top bytes of the even elements and of the odd elements, each
+/// gathered into a word.
 #[inline(always)]
-fn amax_of_numbers<I: InputFormat + ?Sized>(chunk: I::Chunk) -> Amax {
-    let magnitude = |value: f32| {
-        if value.is_nan() {
-            Amax::NOTHING
-        } else {
-            Amax::from_magnitude_bits(value.abs().to_bits())
-        }
-    };
-    let pair = |index| {
-        let (low, high) = I::pair(chunk, index);
-        magnitude(low).max(magnitude(high))
-    };
-    pair(0).max(pair(1)).max(pair(2)).max(pair(3))
+fn signs_from_bytes(even: u32, odd: u32) -> u32 {
+    (even >> 4 & 0x0808_0808) | (odd & 0x8080_8080)
+}
+
+/// [`InputFormat::signs`] of eight 16-bit elements.
+#[inline(always)]
+fn signs_of_halves(chunk: u32x4) -> u32 {
+    let [a, b, c, d] = chunk.to_array();
+    // Upper bytes of the even elements in the low half, of the odd elements in the high half.
+    let (ab, cd) = (math::prmt(a, b, 0x7351), math::prmt(c, d, 0x7351));
+    signs_from_bytes(math::prmt(ab, cd, 0x5410), math::prmt(ab, cd, 0x7632))
 }
 
 /// The largest of eight 16-bit magnitudes in each half of a word, sign bits cleared; a NaN wins.
@@ -64,7 +78,7 @@ fn amax_of_numbers<I: InputFormat + ?Sized>(chunk: I::Chunk) -> Amax {
 /// bits are, and so are the bits of an FP16 when they are taken for BF16.
 #[inline(always)]
 fn max_of_halves(chunk: u32x4) -> u32 {
-    let [a, b, c, d] = (chunk & u32x4::splat(0x7FFF_7FFF)).to_array();
+    let [a, b, c, d] = (chunk & u32x4::splat(MAGNITUDES)).to_array();
     math::max_nan_bf16x2(math::max_nan_bf16x2(a, b), math::max_nan_bf16x2(c, d))
 }
 
@@ -73,10 +87,13 @@ fn max_of_halves(chunk: u32x4) -> u32 {
 pub struct Bf16;
 
 impl Bf16 {
-    /// Widens the bits of a bfloat16.
+    /// Widens the two halves of a word, the low one first.
     #[inline(always)]
-    pub const fn to_f32(bits: u16) -> f32 {
-        f32::from_bits((bits as u32) << 16)
+    const fn widen(word: u32) -> (f32, f32) {
+        (
+            f32::from_bits(word << 16),
+            f32::from_bits(word & 0xFFFF_0000),
+        )
     }
 }
 
@@ -97,18 +114,23 @@ impl InputFormat for Bf16 {
 
     #[inline(always)]
     fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
-        let word = chunk[index];
-        (
-            Self::to_f32(word as u16),
-            f32::from_bits(word & 0xFFFF_0000),
-        )
+        Self::widen(chunk[index])
+    }
+
+    #[inline(always)]
+    fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
+        Self::widen(chunk[index] & MAGNITUDES)
+    }
+
+    #[inline(always)]
+    fn signs(chunk: u32x4) -> u32 {
+        signs_of_halves(chunk)
     }
 
     #[inline(always)]
     fn amax_or_nan(chunk: u32x4) -> Amax {
-        let max = max_of_halves(chunk);
-        let (low, high) = (max << 16, max & 0xFFFF_0000);
-        Amax::from_magnitude_bits(low).max(Amax::from_magnitude_bits(high))
+        let (low, high) = Self::widen(max_of_halves(chunk));
+        Amax::from_magnitude_bits(low.to_bits()).max(Amax::from_magnitude_bits(high.to_bits()))
     }
 }
 
@@ -148,6 +170,16 @@ impl InputFormat for F16 {
     }
 
     #[inline(always)]
+    fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
+        Self::widen(chunk[index] & MAGNITUDES)
+    }
+
+    #[inline(always)]
+    fn signs(chunk: u32x4) -> u32 {
+        signs_of_halves(chunk)
+    }
+
+    #[inline(always)]
     fn amax_or_nan(chunk: u32x4) -> Amax {
         let (low, high) = Self::widen(max_of_halves(chunk));
         Amax::from_magnitude_bits(low.to_bits()).max(Amax::from_magnitude_bits(high.to_bits()))
@@ -178,6 +210,22 @@ impl InputFormat for F32 {
         let half = if index < 2 { chunk.0 } else { chunk.1 };
         let first = index % 2 * 2;
         (f32::from_bits(half[first]), f32::from_bits(half[first + 1]))
+    }
+
+    #[inline(always)]
+    fn magnitudes(chunk: (u32x4, u32x4), index: usize) -> (f32, f32) {
+        let (low, high) = Self::pair(chunk, index);
+        (low.abs(), high.abs())
+    }
+
+    #[inline(always)]
+    fn signs(chunk: (u32x4, u32x4)) -> u32 {
+        let [a, b, c, d] = chunk.0.to_array();
+        let [e, f, g, h] = chunk.1.to_array();
+        // The top bytes of four words.
+        let gather =
+            |a, b, c, d| math::prmt(math::prmt(a, b, 0x0073), math::prmt(c, d, 0x0073), 0x5410);
+        signs_from_bytes(gather(a, c, e, g), gather(b, d, f, h))
     }
 
     #[inline(always)]

@@ -24,29 +24,47 @@ pub use e8m0::E8m0;
 pub use input::{Bf16, F16, F32, InputFormat};
 pub use rules::{DeadBlocks, NanPolicy, Rules, ScaleRounding};
 
-/// Elements that one thread handles at a time: 16 bytes of a 16-bit input.
+/// Elements that are read and written together: 16 bytes of a 16-bit input.
 pub const CHUNK: u32 = 8;
 
-/// What a block multiplies its elements by before they are rounded.
+/// What a block multiplies its elements by before they are rounded, and what is known of the
+/// products. The more is known, the fewer instructions the rounding takes.
 #[derive(Clone, Copy, Debug)]
 pub enum Multiplier {
-    /// A power of two, infinity, zero or NaN: the product with a 16-bit input is exact (or one of
-    /// the special values), so that it may be rounded in half precision without rounding twice.
+    /// A power of two, and no product is NaN: products of 16-bit inputs are exact in half precision
+    /// (but for its range, where they saturate or vanish anyway).
     PowerOfTwo(f32),
-    /// Any value.
+    /// No product is NaN or reaches 7 in magnitude.
+    Below7(f32),
+    /// Nothing is known.
     Any(f32),
+}
+
+impl Multiplier {
+    /// The number itself.
+    #[inline(always)]
+    pub const fn factor(self) -> f32 {
+        let (Self::PowerOfTwo(factor) | Self::Below7(factor) | Self::Any(factor)) = self;
+        factor
+    }
 }
 
 /// The element type of a block format.
 pub trait ElementFormat {
-    /// Eight elements as they are stored.
+    /// A chunk as it is stored.
     type Packed: Copy + 'static;
 
-    /// Multiplies eight input elements and rounds the products to nearest even, saturating.
+    /// Two chunks side by side, stored in one access.
+    type PackedPair: Copy + 'static;
+
+    /// Multiplies a chunk and rounds the products to nearest even, saturating.
     fn quantize_chunk<I: InputFormat>(chunk: I::Chunk, multiplier: Multiplier) -> Self::Packed;
 
-    /// Eight zeros.
+    /// A chunk of zeros.
     fn zeros() -> Self::Packed;
+
+    /// Puts two chunks side by side.
+    fn pair(first: Self::Packed, second: Self::Packed) -> Self::PackedPair;
 
     /// Widens element `index` (below 8) of a stored chunk.
     fn dequantize(packed: Self::Packed, index: u32) -> f32;

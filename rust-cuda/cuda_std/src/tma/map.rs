@@ -54,7 +54,8 @@ impl Swizzle {
         address ^ ((address >> 7) & (chunks - 1)) << 4
     }
 
-    /// The bytes after which the pattern repeats, hence the alignment of a box's buffer.
+    /// The bytes after which the pattern repeats. A box need not begin at a multiple of them, but only
+    /// there is an offset in the box permuted as an address is.
     #[inline(always)]
     pub const fn pattern_bytes(self) -> usize {
         match self {
