@@ -93,7 +93,8 @@ unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) -> u
     unsafe { answer(&SYMBOL, error_string, error, text) }
 }
 
-/// Code, name and description of every `CUresult` of CUDA 13.0, ascending by code.
+/// Code, name and description of every `CUresult` of CUDA 13.0, ascending by code, worded (and
+/// spelt) as driver 580 does.
 #[rustfmt::skip]
 const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
@@ -106,7 +107,7 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (7, c"CUDA_ERROR_PROFILER_ALREADY_STARTED", c"profiler already started"),
     (8, c"CUDA_ERROR_PROFILER_ALREADY_STOPPED", c"profiler already stopped"),
     (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
-    (36, c"CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", c"API call requires newer driver"),
+    (36, c"CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", c"API call is not supported in the installed CUDA driver"),
     (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
     (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
@@ -135,7 +136,7 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (223, c"CUDA_ERROR_JIT_COMPILATION_DISABLED", c"PTX JIT compilation was disabled"),
     (224, c"CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY", c"the provided execution affinity is not supported"),
     (225, c"CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC", c"the provided PTX contains unsupported call to cudaDeviceSynchronize"),
-    (226, c"CUDA_ERROR_CONTAINED", c"invalid resource handle due to a contained error"),
+    (226, c"CUDA_ERROR_CONTAINED", c"Invalid access of peer GPU memory over nvlink or a hardware error"),
     (300, c"CUDA_ERROR_INVALID_SOURCE", c"device kernel image is invalid"),
     (301, c"CUDA_ERROR_FILE_NOT_FOUND", c"file not found"),
     (302, c"CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", c"shared object symbol not found"),
@@ -165,7 +166,7 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (718, c"CUDA_ERROR_INVALID_PC", c"invalid program counter"),
     (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
     (720, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", c"too many blocks in cooperative launch"),
-    (721, c"CUDA_ERROR_TENSOR_MEMORY_LEAK", c"tensor memory not completely freed by kernel"),
+    (721, c"CUDA_ERROR_TENSOR_MEMORY_LEAK", c"tensor memory not completely freed"),
     (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
@@ -177,8 +178,8 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (808, c"CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", c"the hardware resources required to create MPS client have been exhausted"),
     (809, c"CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", c"the hardware resources required to support device connections have been exhausted"),
     (810, c"CUDA_ERROR_MPS_CLIENT_TERMINATED", c"the MPS client has been terminated by the server"),
-    (811, c"CUDA_ERROR_CDP_NOT_SUPPORTED", c"CUDA dynamic parallelism is not supported by the current configuration"),
-    (812, c"CUDA_ERROR_CDP_VERSION_MISMATCH", c"unsupported interaction between different versions of CUDA dynamic parallelism"),
+    (811, c"CUDA_ERROR_CDP_NOT_SUPPORTED", c"is using CUDA Dynamic Parallelism, but the current configuration, like MPS, does not support it"),
+    (812, c"CUDA_ERROR_CDP_VERSION_MISMATCH", c"unsupported interaction between different versions of CUDA Dynamic Parallelism"),
     (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
     (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
     (902, c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"operation would result in a merge of separate capture sequences"),
@@ -190,7 +191,7 @@ const ERRORS: &[(u32, &CStr, &CStr)] = &[
     (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"attempt to terminate a thread-local capture sequence from another thread"),
     (909, c"CUDA_ERROR_TIMEOUT", c"wait operation timed out"),
     (910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", c"the graph update was not performed because it included changes which violated constraints specific to instantiated graph update"),
-    (911, c"CUDA_ERROR_EXTERNAL_DEVICE", c"an async error has occurred in external entity outside of CUDA"),
+    (911, c"CUDA_ERROR_EXTERNAL_DEVICE", c"an async error has occured in external entity outside of CUDA"),
     (912, c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"a kernel launch error has occurred due to cluster misconfiguration"),
     (913, c"CUDA_ERROR_FUNCTION_NOT_LOADED", c"the function handle is not loaded when calling an API that requires a loaded function"),
     (914, c"CUDA_ERROR_INVALID_RESOURCE_TYPE", c"one or more resources passed in are not valid resource types for the operation"),

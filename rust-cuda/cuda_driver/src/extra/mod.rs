@@ -13,6 +13,8 @@
 //! Handles are bare pointers ([`RawStream`], [`RawFunction`]) so that this crate depends on no
 //! binding; those of `cust` convert with `stream.as_inner().cast()` and `function.to_raw().cast()`.
 //! Every function works on the calling thread's current context, as the driver's do.
+//!
+//! All of them have run on an H200 with driver 580 (CUDA 13.0).
 
 mod graph;
 mod launch;
