@@ -13,7 +13,9 @@ use tokenyard::{GroupedQuantizer, TensorScales, TopkRouter};
 use tokenyard_tests::{Context, Launch, Suite};
 
 pub fn register(suite: &mut Suite) {
-    suite.host("allocation::counter_counts", || counter_counts().map(|()| None));
+    suite.host("allocation::counter_counts", || {
+        counter_counts().map(|()| None)
+    });
     suite.cuda("allocation::hot_calls", hot_calls);
 }
 
@@ -73,7 +75,10 @@ fn counter_counts() -> Result<()> {
         kept.reserve(1000);
         Ok(())
     })?;
-    ensure!(counted == 3, "a vector, a box and a growing vector are {counted} allocations");
+    ensure!(
+        counted == 3,
+        "a vector, a box and a growing vector are {counted} allocations"
+    );
     ensure!(allocations(|| Ok(()))? == 0);
     Ok(())
 }
@@ -83,7 +88,9 @@ fn hot_calls(context: &Context) -> Result<()> {
     let (tokens, top_k, experts, columns) = (64, 4, 8, 256);
     let device = context.device();
     let stream = device.create_stream()?;
-    let ids: Vec<i32> = (0..tokens * top_k).map(|id| (id % experts) as i32).collect();
+    let ids: Vec<i32> = (0..tokens * top_k)
+        .map(|id| (id % experts) as i32)
+        .collect();
     let ids = device.upload(&ids)?;
     let input = device.alloc_filled::<bf16>(tokens * columns, 0)?;
     let sf = TensorScales::ones(&device, experts)?;
@@ -103,7 +110,10 @@ fn hot_calls(context: &Context) -> Result<()> {
             };
             call()?;
             let counted = allocations(|| (0..CALLS).try_for_each(|_| call()))?;
-            ensure!(counted == 0, "{format}, {store:?}: {counted} allocations in {CALLS} calls");
+            ensure!(
+                counted == 0,
+                "{format}, {store:?}: {counted} allocations in {CALLS} calls"
+            );
             stream.synchronize()?;
         }
     }

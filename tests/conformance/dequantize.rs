@@ -51,7 +51,9 @@ fn check(device: &Device, problem: &Problem, memory: &Memory) -> Result<()> {
     let routing = problem.grouping.upload(device)?;
     let sf = TensorScales::upload(device, &problem.sf)?;
     let stream = device.create_stream()?;
-    let found = quantized.dequantize(&stream, &routing, &sf).with_context(context)?;
+    let found = quantized
+        .dequantize(&stream, &routing, &sf)
+        .with_context(context)?;
     let found = found.download().with_context(context)?;
     let columns = problem.columns;
     compare::floats("rows", &expected(problem, memory)?, &found, |index| {
@@ -63,7 +65,12 @@ fn check(device: &Device, problem: &Problem, memory: &Memory) -> Result<()> {
 fn problem(format: Format, columns: usize, routing: Routing) -> Problem {
     let random = &mut Rng::with_seed(columns as u64);
     let values = hazards(format, routing.rows(), columns, random);
-    Problem::new(format, columns, routing, Rows::rounded(InputType::F32, values))
+    Problem::new(
+        format,
+        columns,
+        routing,
+        Rows::rounded(InputType::F32, values),
+    )
 }
 
 fn what_was_quantized(context: &Context, format: Format) -> Result<()> {
@@ -74,19 +81,25 @@ fn what_was_quantized(context: &Context, format: Format) -> Result<()> {
         ..problem(format, 328, routing)
     };
     let memory = problem.expected()?;
-    context.devices().iter().try_for_each(|device| check(device, &problem, &memory))
+    context
+        .devices()
+        .iter()
+        .try_for_each(|device| check(device, &problem, &memory))
 }
 
 /// Every element code under every scale byte: outputs are noise to begin with, and are left so.
 fn any_bytes(context: &Context, format: Format) -> Result<()> {
     let sf = tensor_scales().to_vec();
-    let routing = slots(&vec![context.pick(400, 30); sf.len()]);
+    let routing = slots(&vec![context.pick(400, 100); sf.len()]);
     let problem = Problem {
         sf,
         ..problem(format, 320, routing)
     };
     let noise = problem.untouched();
-    context.devices().iter().try_for_each(|device| check(device, &problem, &noise))
+    context
+        .devices()
+        .iter()
+        .try_for_each(|device| check(device, &problem, &noise))
 }
 
 fn every_column_count(context: &Context, format: Format) -> Result<()> {

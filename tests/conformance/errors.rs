@@ -34,8 +34,10 @@ pub fn register(suite: &mut Suite) {
 fn no_such_gpu() -> Result<Option<String>> {
     refused!(
         Device::cuda(10_000),
-        DeviceError::NoSuchGpu { ordinal: 10_000, .. }
-            | DeviceError::NoDriver(_)
+        DeviceError::NoSuchGpu {
+            ordinal: 10_000,
+            ..
+        } | DeviceError::NoDriver(_)
             | DeviceError::KernelsMissing { .. }
             | DeviceError::Driver { .. }
     );
@@ -56,7 +58,9 @@ fn no_such_gpu() -> Result<Option<String>> {
 fn no_copy_engine(_: &Context) -> Result<()> {
     let device = emulator(TARGETS[0], Default::default(), 0);
     for asked in [ScaleStore::Bulk, ScaleStore::TensorMap(Swizzle::B128)] {
-        let built = GroupedQuantizer::builder(&device, Format::Nvfp4).scale_store(asked).build();
+        let built = GroupedQuantizer::builder(&device, Format::Nvfp4)
+            .scale_store(asked)
+            .build();
         refused!(built, QuantizeError::NoCopyEngine { store, capability: (8, 0) } if *store == asked);
     }
     Ok(())
@@ -90,17 +94,30 @@ fn builder(context: &Context) -> Result<()> {
         );
     }
     refused!(
-        new(Format::Mxfp4).input_type(InputType::F16).threads(64).build(),
-        QuantizeError::NoKernel { input_type: InputType::F16, threads: 64, .. }
+        new(Format::Mxfp4)
+            .input_type(InputType::F16)
+            .threads(64)
+            .build(),
+        QuantizeError::NoKernel {
+            input_type: InputType::F16,
+            threads: 64,
+            ..
+        }
     );
     Ok(())
 }
 
 fn tensor_scales(context: &Context) -> Result<()> {
     let device = context.device();
-    refused!(TensorScales::upload(&device, &[]), QuantizeError::NoTensorScale);
+    refused!(
+        TensorScales::upload(&device, &[]),
+        QuantizeError::NoTensorScale
+    );
     refused!(TensorScales::ones(&device, 0), QuantizeError::NoTensorScale);
-    refused!(TensorScales::from_buffer(device.alloc(0)?), QuantizeError::NoTensorScale);
+    refused!(
+        TensorScales::from_buffer(device.alloc(0)?),
+        QuantizeError::NoTensorScale
+    );
     for bad in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         refused!(
             TensorScales::upload(&device, &[1.0, 2.0, bad, 1.0]),
@@ -122,16 +139,25 @@ fn buffers(context: &Context) -> Result<()> {
         buffer.upload_from(&[0; 4]),
         DeviceError::LengthMismatch { buffer: 3, host: 4 }
     );
-    ensure!(buffer.download()? == [1, 2, 3], "a refused copy changed the buffer");
+    ensure!(
+        buffer.download()? == [1, 2, 3],
+        "a refused copy changed the buffer"
+    );
     refused!(
         device.alloc::<u32>(usize::MAX),
-        DeviceError::TooLarge { elements: usize::MAX, element_bytes: 4 }
+        DeviceError::TooLarge {
+            elements: usize::MAX,
+            element_bytes: 4
+        }
     );
     refused!(
         device.alloc::<u8>(1 << 60),
         DeviceError::OutOfMemory { .. } | DeviceError::Emulator(simt::Error::OutOfMemory { .. })
     );
-    ensure!(buffer.download()? == [1, 2, 3], "a refused allocation changed the buffer");
+    ensure!(
+        buffer.download()? == [1, 2, 3],
+        "a refused allocation changed the buffer"
+    );
 
     let start = buffer.as_mut_ptr();
     for off in [4, 8, 12] {
@@ -140,7 +166,9 @@ fn buffers(context: &Context) -> Result<()> {
         let wanted = start.addr() + off;
         refused!(view, DeviceError::Misaligned { address } if *address == wanted);
     }
-    ensure!(device.alloc::<u64>(0)?.is_empty() && device.upload::<f32>(&[])?.download()?.is_empty());
+    ensure!(
+        device.alloc::<u64>(0)?.is_empty() && device.upload::<f32>(&[])?.download()?.is_empty()
+    );
     Ok(())
 }
 
@@ -152,11 +180,22 @@ fn outputs(context: &Context) -> Result<()> {
     };
     refused!(
         output(2, 64, 1, bytes(63)?, bytes(512)?),
-        QuantizeError::BufferLength { buffer: "data", found: 63, expected: 64, rows: 2, columns: 64 }
+        QuantizeError::BufferLength {
+            buffer: "data",
+            found: 63,
+            expected: 64,
+            rows: 2,
+            columns: 64
+        }
     );
     refused!(
         output(2, 64, 1, bytes(64)?, bytes(1024)?),
-        QuantizeError::BufferLength { buffer: "scales", found: 1024, expected: 512, .. }
+        QuantizeError::BufferLength {
+            buffer: "scales",
+            found: 1024,
+            expected: 512,
+            ..
+        }
     );
     refused!(
         output(2, 60, 1, bytes(60)?, bytes(512)?),
@@ -168,7 +207,9 @@ fn outputs(context: &Context) -> Result<()> {
             QuantizeError::TooLarge { value, .. } if *value == 1 << 33
         );
     }
-    let quantizer = GroupedQuantizer::builder(&device, Format::Mxfp4).columns(64).build()?;
+    let quantizer = GroupedQuantizer::builder(&device, Format::Mxfp4)
+        .columns(64)
+        .build()?;
     refused!(
         quantizer.adopt(output(2, 64, 1, bytes(64)?, bytes(512)?)?),
         QuantizeError::OutputMismatch {
@@ -180,7 +221,10 @@ fn outputs(context: &Context) -> Result<()> {
     );
     refused!(
         quantizer.allocate(usize::MAX, 1),
-        QuantizeError::Device(DeviceError::TooLarge { elements: usize::MAX, .. })
+        QuantizeError::Device(DeviceError::TooLarge {
+            elements: usize::MAX,
+            ..
+        })
     );
     Ok(())
 }
@@ -232,7 +276,10 @@ impl Setting {
     /// A refusal must not have written anything.
     fn is_untouched(&self) -> Result<()> {
         for buffer in [self.output.data(), self.output.scales()] {
-            ensure!(buffer.download()?.iter().all(|&byte| byte == 0xEE), "an output was written");
+            ensure!(
+                buffer.download()?.iter().all(|&byte| byte == 0xEE),
+                "an output was written"
+            );
         }
         Ok(())
     }
@@ -242,39 +289,69 @@ fn quantize(context: &Context) -> Result<()> {
     let mut s = Setting::new(context.device())?;
     let short = s.device.alloc::<bf16>(3 * COLUMNS - 8)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &short, &s.routing, &s.sf, &mut s.output),
-        QuantizeError::BufferLength { buffer: "the input", found: 184, expected: 192, rows: 3, columns: 64 }
+        s.quantizer
+            .quantize_into(&s.stream, &short, &s.routing, &s.sf, &mut s.output),
+        QuantizeError::BufferLength {
+            buffer: "the input",
+            found: 184,
+            expected: 192,
+            rows: 3,
+            columns: 64
+        }
     );
     let wide = s.device.alloc::<f32>(3 * COLUMNS)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &wide, &s.routing, &s.sf, &mut s.output),
-        QuantizeError::InputType { found: InputType::F32, expected: InputType::Bf16 }
+        s.quantizer
+            .quantize_into(&s.stream, &wide, &s.routing, &s.sf, &mut s.output),
+        QuantizeError::InputType {
+            found: InputType::F32,
+            expected: InputType::Bf16
+        }
     );
     let four_rows = s.routing(&[0, 1, 3], 4)?;
     let input = s.device.alloc::<bf16>(4 * COLUMNS)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &input, &four_rows, &s.sf, &mut s.output),
-        QuantizeError::OutputRows { found: 3, expected: 4 }
+        s.quantizer
+            .quantize_into(&s.stream, &input, &four_rows, &s.sf, &mut s.output),
+        QuantizeError::OutputRows {
+            found: 3,
+            expected: 4
+        }
     );
     let three_slots = s.routing(&[0, 1, 2, 3], 3)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &s.input, &three_slots, &s.sf, &mut s.output),
+        s.quantizer
+            .quantize_into(&s.stream, &s.input, &three_slots, &s.sf, &mut s.output),
         QuantizeError::Experts { found: 3, max: 2 }
     );
     let mut one_tile = s.quantizer.allocate(3, 1)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &s.input, &s.routing, &s.sf, &mut one_tile),
-        QuantizeError::RowTiles { found: 1, needed: 2 }
+        s.quantizer
+            .quantize_into(&s.stream, &s.input, &s.routing, &s.sf, &mut one_tile),
+        QuantizeError::RowTiles {
+            found: 1,
+            needed: 2
+        }
     );
-    let narrow = GroupedQuantizer::builder(&s.device, Format::Nvfp4).columns(56).build()?;
+    let narrow = GroupedQuantizer::builder(&s.device, Format::Nvfp4)
+        .columns(56)
+        .build()?;
     let narrow_input = s.device.alloc::<bf16>(3 * 56)?;
     refused!(
         narrow.quantize_into(&s.stream, &narrow_input, &s.routing, &s.sf, &mut s.output),
-        QuantizeError::OutputMismatch { found_columns: 64, columns: 56, .. }
+        QuantizeError::OutputMismatch {
+            found_columns: 64,
+            columns: 56,
+            ..
+        }
     );
     s.is_untouched()?;
-    s.quantizer.quantize_into(&s.stream, &s.input, &s.routing, &s.sf, &mut s.output)?;
-    ensure!(s.output.data().download()? == [0; 96], "after refusals it does not work");
+    s.quantizer
+        .quantize_into(&s.stream, &s.input, &s.routing, &s.sf, &mut s.output)?;
+    ensure!(
+        s.output.data().download()? == [0; 96],
+        "after refusals it does not work"
+    );
     Ok(())
 }
 
@@ -284,17 +361,25 @@ fn gather(context: &Context) -> Result<()> {
     let gathered = Routing::from_topk(&[0, 1, -1, 0], 4, 1, 2)?;
     let gathered = DeviceRouting::upload(&s.device, &gathered)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &s.input, &gathered, &s.sf, &mut s.output),
+        s.quantizer
+            .quantize_into(&s.stream, &s.input, &gathered, &s.sf, &mut s.output),
         QuantizeError::SourceRow { row: 3, rows: 3 }
     );
     let ragged = s.device.alloc::<bf16>(4 * COLUMNS + 8)?;
     refused!(
-        s.quantizer.quantize_into(&s.stream, &ragged, &gathered, &s.sf, &mut s.output),
-        QuantizeError::BufferLength { buffer: "the input", found: 264, expected: 256, .. }
+        s.quantizer
+            .quantize_into(&s.stream, &ragged, &gathered, &s.sf, &mut s.output),
+        QuantizeError::BufferLength {
+            buffer: "the input",
+            found: 264,
+            expected: 256,
+            ..
+        }
     );
     s.is_untouched()?;
     let enough = s.device.alloc_filled::<bf16>(4 * COLUMNS, 0)?;
-    s.quantizer.quantize_into(&s.stream, &enough, &gathered, &s.sf, &mut s.output)?;
+    s.quantizer
+        .quantize_into(&s.stream, &enough, &gathered, &s.sf, &mut s.output)?;
     Ok(s.stream.synchronize()?)
 }
 
@@ -305,7 +390,8 @@ fn wrong_device(context: &Context) -> Result<()> {
     macro_rules! foreign {
         ($what:literal: $stream:expr, $input:expr, $routing:expr, $sf:expr, $output:expr) => {
             refused!(
-                s.quantizer.quantize_into(&$stream, &$input, &$routing, &$sf, &mut $output),
+                s.quantizer
+                    .quantize_into(&$stream, &$input, &$routing, &$sf, &mut $output),
                 QuantizeError::Device(DeviceError::WrongDevice { what: $what, .. })
             )
         };
@@ -319,7 +405,13 @@ fn wrong_device(context: &Context) -> Result<()> {
     other.is_untouched()?;
 
     let (mine, others) = (s.stream.record()?, other.stream.record()?);
-    refused!(s.stream.wait(&others), DeviceError::WrongDevice { what: "the event", .. });
+    refused!(
+        s.stream.wait(&others),
+        DeviceError::WrongDevice {
+            what: "the event",
+            ..
+        }
+    );
     refused!(mine.elapsed_ms(&others), DeviceError::WrongDevice { .. });
     refused!(
         Quantized::from_buffers(
@@ -330,11 +422,17 @@ fn wrong_device(context: &Context) -> Result<()> {
             s.device.alloc(0)?,
             other.device.alloc(0)?
         ),
-        QuantizeError::Device(DeviceError::WrongDevice { what: "the scales", .. })
+        QuantizeError::Device(DeviceError::WrongDevice {
+            what: "the scales",
+            ..
+        })
     );
     refused!(
         s.output.dequantize(&other.stream, &s.routing, &s.sf),
-        QuantizeError::Device(DeviceError::WrongDevice { what: "the stream", .. })
+        QuantizeError::Device(DeviceError::WrongDevice {
+            what: "the stream",
+            ..
+        })
     );
     refused!(
         DeviceRouting::from_buffers(
@@ -344,13 +442,19 @@ fn wrong_device(context: &Context) -> Result<()> {
             None,
             0
         ),
-        DeviceRoutingError::Device(DeviceError::WrongDevice { what: "scales_offsets", .. })
+        DeviceRoutingError::Device(DeviceError::WrongDevice {
+            what: "scales_offsets",
+            ..
+        })
     );
     let mut router = TopkRouter::new(&s.device, 3, 1, 2)?;
     let mut tables = router.allocate()?;
     refused!(
         router.route(&s.stream, &other.device.alloc(3)?, &mut tables),
-        DeviceRoutingError::Device(DeviceError::WrongDevice { what: "the ids", .. })
+        DeviceRoutingError::Device(DeviceError::WrongDevice {
+            what: "the ids",
+            ..
+        })
     );
     Ok(())
 }
@@ -360,7 +464,10 @@ fn dequantize(context: &Context) -> Result<()> {
     let four_rows = s.routing(&[0, 1, 3], 4)?;
     refused!(
         s.output.dequantize(&s.stream, &four_rows, &s.sf),
-        QuantizeError::OutputRows { found: 3, expected: 4 }
+        QuantizeError::OutputRows {
+            found: 3,
+            expected: 4
+        }
     );
     Ok(())
 }
@@ -377,18 +484,37 @@ fn routing_tables(context: &Context) -> Result<()> {
             rows,
         ))
     };
-    refused!(new(1, 0, 0, None, 0)?, DeviceRoutingError::Routing(RoutingError::NoExperts));
+    refused!(
+        new(1, 0, 0, None, 0)?,
+        DeviceRoutingError::Routing(RoutingError::NoExperts)
+    );
     refused!(
         new(2, 2, 2, None, 9)?,
-        DeviceRoutingError::TableLength { table: "row_offsets", found: 2, expected: 3, slots: 2, rows: 9 }
+        DeviceRoutingError::TableLength {
+            table: "row_offsets",
+            found: 2,
+            expected: 3,
+            slots: 2,
+            rows: 9
+        }
     );
     refused!(
         new(3, 3, 2, None, 9)?,
-        DeviceRoutingError::TableLength { table: "scales_offsets", found: 3, expected: 2, .. }
+        DeviceRoutingError::TableLength {
+            table: "scales_offsets",
+            found: 3,
+            expected: 2,
+            ..
+        }
     );
     refused!(
         new(3, 2, 2, Some(8), 9)?,
-        DeviceRoutingError::TableLength { table: "source_rows", found: 8, expected: 9, .. }
+        DeviceRoutingError::TableLength {
+            table: "source_rows",
+            found: 8,
+            expected: 9,
+            ..
+        }
     );
     refused!(
         new(3, 2, 2, None, 1 << 32)?,
@@ -423,15 +549,26 @@ fn validate(context: &Context) -> Result<()> {
     );
     refused!(
         check([0, 129, 128], [0, 1])?,
-        DeviceRoutingError::Routing(RoutingError::DecreasingOffsets { slot: 1, start: 129, end: 128 })
+        DeviceRoutingError::Routing(RoutingError::DecreasingOffsets {
+            slot: 1,
+            start: 129,
+            end: 128
+        })
     );
     refused!(
         check([0, 129, 301], [0, 1])?,
-        DeviceRoutingError::Routing(RoutingError::LastOffset { given: 301, rows: 300 })
+        DeviceRoutingError::Routing(RoutingError::LastOffset {
+            given: 301,
+            rows: 300
+        })
     );
     refused!(
         check([0, 129, 300], [0, 0])?,
-        DeviceRoutingError::ScalesOffset { slot: 1, found: 0, expected: 1 }
+        DeviceRoutingError::ScalesOffset {
+            slot: 1,
+            found: 0,
+            expected: 1
+        }
     );
     Ok(())
 }
@@ -457,7 +594,11 @@ fn router(context: &Context) -> Result<()> {
     let mut tables = router.allocate()?;
     refused!(
         router.route(&stream, &device.alloc(5)?, &mut tables),
-        DeviceRoutingError::IdsLength { tokens: 3, top_k: 2, found: 5 }
+        DeviceRoutingError::IdsLength {
+            tokens: 3,
+            top_k: 2,
+            found: 5
+        }
     );
     let ids = device.upload(&[0; 6])?;
     for (tokens, experts) in [(4, 8), (3, 7)] {
@@ -477,7 +618,11 @@ fn router(context: &Context) -> Result<()> {
     )?;
     refused!(
         router.route(&stream, &ids, &mut without_sources),
-        DeviceRoutingError::TablesMismatch { slots: 8, rows: 6, .. }
+        DeviceRoutingError::TablesMismatch {
+            slots: 8,
+            rows: 6,
+            ..
+        }
     );
     router.route(&stream, &ids, &mut tables)?;
     Ok(stream.synchronize()?)
@@ -486,7 +631,9 @@ fn router(context: &Context) -> Result<()> {
 /// More thread blocks than a grid can have.
 fn grid(context: &Context) -> Result<()> {
     let device = context.device();
-    let quantizer = GroupedQuantizer::builder(&device, Format::Mxfp8).columns(8).build()?;
+    let quantizer = GroupedQuantizer::builder(&device, Format::Mxfp8)
+        .columns(8)
+        .build()?;
     let routing = DeviceRouting::upload(&device, &Routing::from_row_offsets(&[0, 0], None, 0)?)?;
     let row_tiles = 1 << 31;
     // SAFETY: the launch is refused, so that nothing is read or written there.
@@ -506,7 +653,11 @@ fn routing(_: &Context) -> Result<()> {
     refused!(Routing::from_topk(&[], 0, 2, 0), RoutingError::NoExperts);
     refused!(
         Routing::from_topk(&[0, 1, 2], 2, 2, 4),
-        RoutingError::IdsLength { tokens: 2, top_k: 2, given: 3 }
+        RoutingError::IdsLength {
+            tokens: 2,
+            top_k: 2,
+            given: 3
+        }
     );
     for id in [-2, 4, i32::MAX, i32::MIN] {
         refused!(
@@ -514,7 +665,10 @@ fn routing(_: &Context) -> Result<()> {
             RoutingError::UnknownExpert { token: 1, slot: 1, id: found, experts: 4 } if *found == id
         );
     }
-    refused!(Routing::from_row_offsets(&[0], None, 0), RoutingError::NoExperts);
+    refused!(
+        Routing::from_row_offsets(&[0], None, 0),
+        RoutingError::NoExperts
+    );
     refused!(
         Routing::from_row_offsets(&[0, 1, 2], Some(&[0]), 2),
         RoutingError::ExpertIdsLength { slots: 2, given: 1 }

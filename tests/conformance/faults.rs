@@ -29,7 +29,9 @@ const ROWS: usize = 3;
 
 /// Quantizes what `input` says are [`ROWS`] rows, and waits.
 fn quantize(device: &Device, input: &DeviceBuffer<bf16>) -> Result<(), QuantizeError> {
-    let quantizer = GroupedQuantizer::builder(device, Format::Mxfp8).columns(COLUMNS).build()?;
+    let quantizer = GroupedQuantizer::builder(device, Format::Mxfp8)
+        .columns(COLUMNS)
+        .build()?;
     let routing = Routing::from_row_offsets(&[0, ROWS as u32], None, ROWS);
     let routing = DeviceRouting::upload(device, &routing.expect("three rows are fine"))?;
     let (stream, sf) = (device.create_stream()?, TensorScales::ones(device, 1)?);
@@ -95,10 +97,19 @@ fn provoke() -> Result<()> {
     for _ in 0..2 {
         refused!(
             quantize(&device, &lie),
-            QuantizeError::Device(DeviceError::Driver { code: ILLEGAL_ADDRESS, .. })
+            QuantizeError::Device(DeviceError::Driver {
+                code: ILLEGAL_ADDRESS,
+                ..
+            })
         );
     }
-    refused!(device.upload(&[0u8; 16]), DeviceError::Driver { code: ILLEGAL_ADDRESS, .. });
+    refused!(
+        device.upload(&[0u8; 16]),
+        DeviceError::Driver {
+            code: ILLEGAL_ADDRESS,
+            ..
+        }
+    );
     Ok(())
 }
 

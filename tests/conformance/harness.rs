@@ -12,17 +12,27 @@ use tokenyard_tests::values::{HAZARDS, activations, hazards};
 use tokenyard_tests::{Context, Launch, Memory, Problem, Rows, Suite, data};
 
 pub fn register(suite: &mut Suite) {
-    suite.host("harness::comparisons_see_one_bit", || comparisons_see_one_bit().map(|()| None));
-    suite.host("harness::missing_gpu_is_no_pass", || missing_gpu_is_no_pass().map(|()| None));
-    suite.host("harness::hazards_are_hazardous", || hazards_are_hazardous().map(|()| None));
-    suite.host("harness::sample_is_whole", || sample_is_whole().map(|()| None));
+    suite.host("harness::comparisons_see_one_bit", || {
+        comparisons_see_one_bit().map(|()| None)
+    });
+    suite.host("harness::missing_gpu_is_no_pass", || {
+        missing_gpu_is_no_pass().map(|()| None)
+    });
+    suite.host("harness::hazards_are_hazardous", || {
+        hazards_are_hazardous().map(|()| None)
+    });
+    suite.host("harness::sample_is_whole", || {
+        sample_is_whole().map(|()| None)
+    });
     for format in Format::ALL {
-        suite.both(&format!("harness::planted_bits_are_found::{format}"), move |context| {
-            planted_bits_are_found(context, format)
-        });
-        suite.both(&format!("harness::planted_input_is_found::{format}"), move |context| {
-            planted_input_is_found(context, format)
-        });
+        suite.both(
+            &format!("harness::planted_bits_are_found::{format}"),
+            move |context| planted_bits_are_found(context, format),
+        );
+        suite.both(
+            &format!("harness::planted_input_is_found::{format}"),
+            move |context| planted_input_is_found(context, format),
+        );
     }
 }
 
@@ -54,7 +64,10 @@ fn comparisons_see_one_bit() -> Result<()> {
             }
         }
     }
-    ensure!(compare::bytes("bytes", &bytes, &bytes[1..], place).is_err(), "lengths differ");
+    ensure!(
+        compare::bytes("bytes", &bytes, &bytes[1..], place).is_err(),
+        "lengths differ"
+    );
 
     let numbers = [1.0, 0.0, f32::NAN];
     compare::floats("floats", &numbers, &[1.0, 0.0, -f32::NAN], place)?;
@@ -68,12 +81,15 @@ fn comparisons_see_one_bit() -> Result<()> {
         ensure!(mismatch.index == index, "{mismatch}");
     }
     let mismatch = found(compare::values("values", &[1, 2, 3], &[1, 2, 4]))?;
-    ensure!(mismatch.to_string().contains("expected 3, found 4"), "{mismatch}");
+    ensure!(
+        mismatch.to_string().contains("expected 3, found 4"),
+        "{mismatch}"
+    );
     Ok(())
 }
 
 fn missing_gpu_is_no_pass() -> Result<()> {
-    let (there, missing) = (Ok(()), Err("there is none"));
+    let (there, missing): (_, Result<(), &str>) = (Ok(()), Err("there is none"));
     ensure!(Verdict::on_gpu(there, false) == Verdict::Run);
     ensure!(Verdict::on_gpu(there, true) == Verdict::Run);
     ensure!(
@@ -122,7 +138,11 @@ fn sample_is_whole() -> Result<()> {
     let mut ids = few.topk_ids.clone();
     ids.sort_unstable();
     ids.dedup();
-    ensure!(few.tokens == 256 && ids.len() > 16, "{} experts in the first tokens", ids.len());
+    ensure!(
+        few.tokens == 256 && ids.len() > 16,
+        "{} experts in the first tokens",
+        ids.len()
+    );
     Ok(())
 }
 
@@ -147,19 +167,40 @@ fn planted_bits_are_found(context: &Context, format: Format) -> Result<()> {
         found(problem.compare(&expected, &memory))
     };
     let (data_end, scales_end) = (memory.data.len(), memory.scales.len());
-    for index in [0, GUARD - 1, GUARD, GUARD + 37, data_end - GUARD - 1, data_end - GUARD, data_end - 1] {
+    for index in [
+        0,
+        GUARD - 1,
+        GUARD,
+        GUARD + 37,
+        data_end - GUARD - 1,
+        data_end - GUARD,
+        data_end - 1,
+    ] {
         for bit in 0..8 {
             let mismatch = flipped(&|memory| memory.data[index] ^= 1 << bit)?;
-            ensure!(mismatch.what == "data" && mismatch.index == index, "{mismatch}");
+            ensure!(
+                mismatch.what == "data" && mismatch.index == index,
+                "{mismatch}"
+            );
             let outside = index < GUARD || index >= data_end - GUARD;
             ensure!(mismatch.place.contains("outside") == outside, "{mismatch}");
         }
     }
     // A scale, padding of the first tile (rows 41 and 127 of 40), and a tile that nobody has.
     let row_41 = GUARD + 41 % 32 * 16 + 4;
-    for index in [0, GUARD, row_41, GUARD + 511, scales_end - GUARD - 1, scales_end - 1] {
+    for index in [
+        0,
+        GUARD,
+        row_41,
+        GUARD + 511,
+        scales_end - GUARD - 1,
+        scales_end - 1,
+    ] {
         let mismatch = flipped(&|memory| memory.scales[index] ^= 0x10)?;
-        ensure!(mismatch.what == "scales" && mismatch.index == index, "{mismatch}");
+        ensure!(
+            mismatch.what == "scales" && mismatch.index == index,
+            "{mismatch}"
+        );
     }
     let slack = flipped(&|memory| memory.scales[scales_end - GUARD - 1] ^= 1)?;
     ensure!(slack.place.contains("of no slot"), "{slack}");

@@ -13,12 +13,14 @@ use tokenyard_tests::{Context, Grouping, Launch, Memory, Problem, Rows, Suite, c
 
 pub fn register(suite: &mut Suite) {
     for format in Format::ALL {
-        suite.both(&format!("hostile::chosen_tables::{format}"), move |context| {
-            chosen_tables(context, format)
-        });
-        suite.both(&format!("hostile::random_tables::{format}"), move |context| {
-            random_tables(context, format)
-        });
+        suite.both(
+            &format!("hostile::chosen_tables::{format}"),
+            move |context| chosen_tables(context, format),
+        );
+        suite.both(
+            &format!("hostile::random_tables::{format}"),
+            move |context| random_tables(context, format),
+        );
     }
 }
 
@@ -31,7 +33,9 @@ fn tables(row_offsets: Vec<u32>, scales_offsets: Vec<u32>) -> RoutingTables {
     RoutingTables {
         row_offsets,
         scales_offsets,
-        expert_ids: (0..slots).map(|slot| if slot % 3 == 2 { !slot } else { slot }).collect(),
+        expert_ids: (0..slots)
+            .map(|slot| if slot % 3 == 2 { !slot } else { slot })
+            .collect(),
         source_rows: None,
     }
 }
@@ -73,7 +77,7 @@ fn chosen_tables(context: &Context, format: Format) -> Result<()> {
 fn random_tables(context: &Context, format: Format) -> Result<()> {
     for seed in context.seeds() {
         let random = &mut Rng::with_seed(seed);
-        for _ in 0..context.pick(100, 6) {
+        for _ in 0..context.pick(100, 25) {
             let slots = random.usize(1..20);
             let mut number = |limit: u32| match random.u8(..4) {
                 0 => random.u32(..),
@@ -100,7 +104,17 @@ fn stays_inside(context: &Context, format: Format, tables: RoutingTables) -> Res
         sf: vec![0.43, 1.0],
         ..Problem::new(format, COLUMNS, Grouping::Tables(tables, ROWS), input)
     };
-    let device = context.device();
+    for device in context.devices() {
+        attempts(&device, &problem).with_context(|| problem.to_string())?;
+    }
+
+    let input = Rows::rounded(InputType::Bf16, activations(3 * COLUMNS, random));
+    Problem::new(format, COLUMNS, slots(&[1, 2]), input)
+        .check(&context.devices())
+        .context("an ordinary problem after hostile tables")
+}
+
+fn attempts(device: &Device, problem: &Problem) -> Result<()> {
     let mut stores = vec![ScaleStore::Auto];
     if device.compute_capability() >= (9, 0) {
         stores.push(ScaleStore::TensorMap(Swizzle::B64));
@@ -111,16 +125,12 @@ fn stays_inside(context: &Context, format: Format, tables: RoutingTables) -> Res
             store,
             ..Launch::default()
         };
-        let found = problem.run(&device, launch)?;
-        guards("data", &untouched.data, &found.data).with_context(|| problem.to_string())?;
-        guards("scales", &untouched.scales, &found.scales).with_context(|| problem.to_string())?;
-        dequantizes(&device, &problem, &found).with_context(|| problem.to_string())?;
+        let found = problem.run(device, launch)?;
+        guards("data", &untouched.data, &found.data)?;
+        guards("scales", &untouched.scales, &found.scales)?;
+        dequantizes(device, problem, &found)?;
     }
-
-    let input = Rows::rounded(InputType::Bf16, activations(3 * COLUMNS, random));
-    Problem::new(format, COLUMNS, slots(&[1, 2]), input)
-        .check(&[device])
-        .context("an ordinary problem after hostile tables")
+    Ok(())
 }
 
 /// Dequantizes what came out, and looks whether the tables are still what they were.
@@ -143,13 +153,27 @@ fn dequantizes(device: &Device, problem: &Problem, found: &Memory) -> Result<()>
     };
     let found = routing.download()?;
     compare::values("row_offsets", &expected.row_offsets, &found.row_offsets)?;
-    compare::values("scales_offsets", &expected.scales_offsets, &found.scales_offsets)?;
+    compare::values(
+        "scales_offsets",
+        &expected.scales_offsets,
+        &found.scales_offsets,
+    )?;
     compare::values("expert_ids", &expected.expert_ids, &found.expert_ids)
 }
 
 fn guards(what: &str, expected: &[u8], found: &[u8]) -> Result<()> {
     let end = expected.len() - GUARD;
     let place = |index: usize| index.to_string();
-    compare::bytes(&format!("before {what}"), &expected[..GUARD], &found[..GUARD], place)?;
-    compare::bytes(&format!("after {what}"), &expected[end..], &found[end..], place)
+    compare::bytes(
+        &format!("before {what}"),
+        &expected[..GUARD],
+        &found[..GUARD],
+        place,
+    )?;
+    compare::bytes(
+        &format!("after {what}"),
+        &expected[end..],
+        &found[end..],
+        place,
+    )
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
+use kernels_gpu::quantize::RUN_COLUMNS;
 use tokenyard::options::{Format, InputType};
 use tokenyard::{
     Device, DeviceRouting, GroupedQuantizer, Input, Quantized, ScaleStore, Swizzle, TensorScales,
@@ -13,19 +14,27 @@ use tokenyard_tests::{Context, Launch, Problem, Rows, Suite};
 
 pub fn register(suite: &mut Suite) {
     for format in Format::ALL {
-        suite.both(&format!("launch::threads_and_stores::{format}"), move |context| {
-            threads_and_stores(context, format)
-        });
-        suite.both(&format!("launch::stores_of_other_inputs::{format}"), move |context| {
-            stores_of_other_inputs(context, format)
-        });
+        suite.both(
+            &format!("launch::threads_and_stores::{format}"),
+            move |context| threads_and_stores(context, format),
+        );
+        suite.both(
+            &format!("launch::stores_of_other_inputs::{format}"),
+            move |context| stores_of_other_inputs(context, format),
+        );
     }
-    suite.both("launch::auto_is_what_the_device_has", auto_is_what_the_device_has);
-    suite.both("launch::outputs_move_between_quantizers", outputs_move_between_quantizers);
+    suite.both(
+        "launch::auto_is_what_the_device_has",
+        auto_is_what_the_device_has,
+    );
+    suite.both(
+        "launch::outputs_move_between_quantizers",
+        outputs_move_between_quantizers,
+    );
 }
 
-/// Two runs of columns, the second one partial; more rows than a tile, and fewer than a warp.
-const COLUMNS: usize = 328;
+/// What a block covers, and a part of it; more rows than a tile, and fewer than there are warps.
+const COLUMNS: usize = RUN_COLUMNS as usize + 72;
 const SLOT_ROWS: [u32; 3] = [130, 0, 3];
 
 fn problem(format: Format, input_type: InputType) -> Problem {
@@ -41,7 +50,11 @@ fn problem(format: Format, input_type: InputType) -> Problem {
 fn launches(device: &Device, threads: &[u32]) -> Vec<Launch> {
     Launch::stores(device)
         .into_iter()
-        .flat_map(|store| threads.iter().map(move |&threads| Launch { threads, store }))
+        .flat_map(|store| {
+            threads
+                .iter()
+                .map(move |&threads| Launch { threads, store })
+        })
         .collect()
 }
 
@@ -64,12 +77,18 @@ fn stores_of_other_inputs(context: &Context, format: Format) -> Result<()> {
 
 fn auto_is_what_the_device_has(context: &Context) -> Result<()> {
     for device in context.devices() {
-        let quantizer = GroupedQuantizer::builder(&device, Format::Nvfp4).columns(64).build()?;
+        let quantizer = GroupedQuantizer::builder(&device, Format::Nvfp4)
+            .columns(64)
+            .build()?;
         let expected = match device.compute_capability() {
             (..=8, _) => ScaleStore::Plain,
             _ => ScaleStore::Bulk,
         };
-        ensure!(quantizer.scale_store() == expected, "{device:?}: {:?}", quantizer.scale_store());
+        ensure!(
+            quantizer.scale_store() == expected,
+            "{device:?}: {:?}",
+            quantizer.scale_store()
+        );
         ensure!((quantizer.format(), quantizer.columns()) == (Format::Nvfp4, 64));
     }
     Ok(())
@@ -101,10 +120,29 @@ fn outputs_move_between_quantizers(context: &Context) -> Result<()> {
     let mut output = first.allocate(problem.rows(), problem.row_tiles)?;
     for store in stores {
         output = cleared(&problem, output)?;
-        let quantizer = problem.quantizer(&device, Launch { threads: 128, store })?;
-        run(&quantizer, &stream, input.input(), &routing, &sf, &mut output)?;
-        ensure!(output.scales().download()? == expected.scales(), "scales after {store:?}");
-        ensure!(output.data().download()? == expected.data(), "data after {store:?}");
+        let quantizer = problem.quantizer(
+            &device,
+            Launch {
+                threads: 128,
+                store,
+            },
+        )?;
+        run(
+            &quantizer,
+            &stream,
+            input.input(),
+            &routing,
+            &sf,
+            &mut output,
+        )?;
+        ensure!(
+            output.scales().download()? == expected.scales(),
+            "scales after {store:?}"
+        );
+        ensure!(
+            output.data().download()? == expected.data(),
+            "data after {store:?}"
+        );
     }
     Ok(())
 }
@@ -128,5 +166,12 @@ fn cleared(problem: &Problem, output: Quantized) -> Result<Quantized> {
     let (mut data, mut scales) = output.into_buffers();
     data.fill(0)?;
     scales.fill(0)?;
-    Ok(Quantized::from_buffers(problem.format, rows, columns, row_tiles, data, scales)?)
+    Ok(Quantized::from_buffers(
+        problem.format,
+        rows,
+        columns,
+        row_tiles,
+        data,
+        scales,
+    )?)
 }

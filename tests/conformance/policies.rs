@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use fastrand::Rng;
+use kernels_gpu::quantize::RUN_COLUMNS;
 use tokenyard::options::{
     DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding,
 };
@@ -12,13 +13,15 @@ use tokenyard_tests::{Context, Problem, Rows, Suite};
 pub fn register(suite: &mut Suite) {
     for format in Format::ALL {
         for input_type in InputType::ALL {
-            suite.both(&format!("policies::{format}::{input_type}"), move |context| {
-                all_options(context, format, input_type)
-            });
+            suite.both(
+                &format!("policies::{format}::{input_type}"),
+                move |context| all_options(context, format, input_type),
+            );
         }
-        suite.both(&format!("policies::tensor_scales::{format}"), move |context| {
-            all_tensor_scales(context, format)
-        });
+        suite.both(
+            &format!("policies::tensor_scales::{format}"),
+            move |context| all_tensor_scales(context, format),
+        );
     }
 }
 
@@ -44,8 +47,8 @@ pub fn options(format: Format) -> Vec<QuantizeOptions> {
 
 fn all_options(context: &Context, format: Format, input_type: InputType) -> Result<()> {
     let random = &mut Rng::with_seed(input_type as u64);
-    // A run of 256 columns and a part of one; the last block lacks elements.
-    let (rows, columns) = (context.pick(300, 21), 328);
+    // What a block covers, and a part of it, whose last scale block lacks elements.
+    let (rows, columns) = (context.pick(300, 40), RUN_COLUMNS as usize + 72);
     let values = hazards(format, rows, columns, random);
     let input = Rows::rounded(input_type, values);
     let routing = slots(&[rows as u32 - 4, 4]);
@@ -64,9 +67,14 @@ fn all_options(context: &Context, format: Format, input_type: InputType) -> Resu
 /// whose reciprocal is flushed.
 fn all_tensor_scales(context: &Context, format: Format) -> Result<()> {
     let random = &mut Rng::with_seed(9);
-    let extremes = [f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::from_bits(0x7E80_0001)];
+    let extremes = [
+        f32::MAX,
+        f32::MIN_POSITIVE,
+        f32::from_bits(1),
+        f32::from_bits(0x7E80_0001),
+    ];
     let sf: Vec<f32> = tensor_scales().into_iter().chain(extremes).collect();
-    let rows = vec![context.pick(40, 6); sf.len()];
+    let rows = vec![context.pick(40, 10); sf.len()];
     let routing = slots(&rows);
     for input_type in InputType::ALL {
         let values = hazards(format, routing.rows(), 104, random);

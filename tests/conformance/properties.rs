@@ -17,12 +17,16 @@ use crate::policies;
 
 pub fn register(suite: &mut Suite) {
     suite.both("properties::quantizer_equals_reference", |context| {
-        let cases = context.pick(400, 12);
-        holds(context, cases, quantizations(), |plan| quantizer_equals_reference(context, plan))
+        let cases = context.pick(400, 80);
+        holds(context, cases, quantizations(), |plan| {
+            quantizer_equals_reference(context, plan)
+        })
     });
     suite.both("properties::router_equals_host", |context| {
-        let cases = context.pick(400, 24);
-        holds(context, cases, routings(), |plan| router_equals_host(context, plan))
+        let cases = context.pick(400, 30);
+        holds(context, cases, routings(), |plan| {
+            router_equals_host(context, plan)
+        })
     });
 }
 
@@ -96,9 +100,11 @@ fn schedules() -> impl Strategy<Value = Schedule> {
 fn device(context: &Context, schedule: Schedule) -> tokenyard::Device {
     match context.backend {
         Backend::Cuda => context.device(),
-        Backend::Emulator => {
-            emulator(TARGETS[schedule.target], SCHEDULES[schedule.schedule], schedule.seed)
-        }
+        Backend::Emulator => emulator(
+            TARGETS[schedule.target],
+            SCHEDULES[schedule.schedule],
+            schedule.seed,
+        ),
     }
 }
 
@@ -111,7 +117,11 @@ fn quantizations() -> impl Strategy<Value = Quantization> {
         1 => 254u32..259,
     ];
     // Most experts have a factor; -1 and 9 have none.
-    let slot = (rows, prop_oneof![9 => 0i32..9, 1 => Just(-1)], prop_oneof![4 => Just(0u32), 1 => 0u32..3]);
+    let slot = (
+        rows,
+        prop_oneof![9 => 0i32..9, 1 => Just(-1)],
+        prop_oneof![4 => Just(0u32), 1 => 0u32..3],
+    );
     let what = (
         prop::sample::select(Format::ALL.to_vec()),
         prop::sample::select(InputType::ALL.to_vec()),
@@ -123,7 +133,12 @@ fn quantizations() -> impl Strategy<Value = Quantization> {
         prop_oneof![3 => Just(0usize), 1 => 1usize..200],
         prop::option::of(1usize..60),
     );
-    let how = (any::<bool>(), any::<u64>(), any::<prop::sample::Index>(), schedules());
+    let how = (
+        any::<bool>(),
+        any::<u64>(),
+        any::<prop::sample::Index>(),
+        schedules(),
+    );
     (what, shape, how).prop_map(|(what, shape, how)| {
         let (format, input_type, options, columns) = what;
         let (slots, rows_after, gather) = shape;
@@ -161,7 +176,9 @@ impl Quantization {
             .collect();
         let source_rows = self.gather.map(|input_rows| {
             // Now and then a row that does not exist.
-            (0..rows).map(|_| random.i32(-1..=input_rows as i32)).collect()
+            (0..rows)
+                .map(|_| random.i32(-1..=input_rows as i32))
+                .collect()
         });
         let tables = RoutingTables {
             row_offsets,
@@ -197,9 +214,14 @@ fn quantizer_equals_reference(context: &Context, plan: &Quantization) -> Result<
     };
     let launches: Vec<Launch> = Launch::stores(&device)
         .into_iter()
-        .flat_map(|store| threads.iter().map(move |&threads| Launch { threads, store }))
+        .flat_map(|store| {
+            threads
+                .iter()
+                .map(move |&threads| Launch { threads, store })
+        })
         .collect();
-    plan.problem().check_all(&[device], &[*plan.launch.get(&launches)])
+    plan.problem()
+        .check_all(&[device], &[*plan.launch.get(&launches)])
 }
 
 /// A routing: tokens, top-k, experts, and the ids.
@@ -230,7 +252,11 @@ fn router_equals_host(context: &Context, plan: &Routed) -> Result<()> {
     let device = device(context, plan.schedule);
     let mut router = TopkRouter::new(&device, plan.tokens, plan.top_k, plan.experts)?;
     let mut tables = router.allocate()?;
-    router.route(&device.create_stream()?, &device.upload(&plan.ids)?, &mut tables)?;
+    router.route(
+        &device.create_stream()?,
+        &device.upload(&plan.ids)?,
+        &mut tables,
+    )?;
     let found = tables.download()?;
     let routing = Routing::from_topk(&plan.ids, plan.tokens, plan.top_k, plan.experts)?;
     let expected = RoutingTables {
@@ -240,7 +266,10 @@ fn router_equals_host(context: &Context, plan: &Routed) -> Result<()> {
         source_rows: routing.source_rows().map(<[i32]>::to_vec),
     };
     if found != expected {
-        bail!("expected {expected:?}, found {found:?}, on {}", device.description());
+        bail!(
+            "expected {expected:?}, found {found:?}, on {}",
+            device.description()
+        );
     }
     Ok(())
 }

@@ -17,21 +17,39 @@ use tokenyard_tests::{Context, Launch, Problem, Rows, Suite};
 pub fn register(suite: &mut Suite) {
     suite.both("reported::case_01_tiny_blocks", tiny_blocks);
     suite.both("reported::case_02_infinite_block", infinite_block);
-    suite.both("reported::case_03_reciprocal_at_the_ends", reciprocal_at_the_ends);
-    suite.both("reported::case_04_scale_bytes_at_the_ends", scale_bytes_at_the_ends);
+    suite.both(
+        "reported::case_03_reciprocal_at_the_ends",
+        reciprocal_at_the_ends,
+    );
+    suite.both(
+        "reported::case_04_scale_bytes_at_the_ends",
+        scale_bytes_at_the_ends,
+    );
     suite.both("reported::case_05_e2m1_ties", e2m1_ties);
-    suite.both("reported::case_06_fp32_is_not_narrowed", fp32_is_not_narrowed);
+    suite.both(
+        "reported::case_06_fp32_is_not_narrowed",
+        fp32_is_not_narrowed,
+    );
     suite.both("reported::case_07_stale_tensor_scale", stale_tensor_scale);
     suite.both("reported::case_08_expert_counts", expert_counts);
     suite.both("reported::case_09_group_without_rows", group_without_rows);
     suite.both("reported::case_10_padding_rows", padding_rows);
-    suite.both("reported::case_11_every_byte_of_a_tile", every_byte_of_a_tile);
+    suite.both(
+        "reported::case_11_every_byte_of_a_tile",
+        every_byte_of_a_tile,
+    );
     suite.both("reported::case_12_padded_stride", padded_stride);
     suite.both("reported::case_13_nibble_order", nibble_order);
     suite.both("reported::case_14_nan_block", nan_block);
     // More than 2^31 elements: for the emulator a matter of hours.
-    suite.cuda("reported::case_14_offsets_beyond_32_bits", offsets_beyond_32_bits);
-    suite.cuda("reported::case_15_group_base_beyond_32_bits", group_base_beyond_32_bits);
+    suite.cuda(
+        "reported::case_14_offsets_beyond_32_bits",
+        offsets_beyond_32_bits,
+    );
+    suite.cuda(
+        "reported::case_15_group_base_beyond_32_bits",
+        group_base_beyond_32_bits,
+    );
 }
 
 /// What became of one row.
@@ -84,7 +102,9 @@ fn decode(
     let quantized = Quantized::from_buffers(format, 1, columns, row_tiles, data, scales)?;
     let routing = DeviceRouting::upload(device, &slots(&[1]))?;
     let sf = TensorScales::upload(device, &[sf])?;
-    Ok(quantized.dequantize(&device.create_stream()?, &routing, &sf)?.download()?)
+    Ok(quantized
+        .dequantize(&device.create_stream()?, &routing, &sf)?
+        .download()?)
 }
 
 /// Decodes one block of data bytes under one scale byte, on every device.
@@ -109,12 +129,20 @@ const DEFAULT: fn() -> QuantizeOptions = QuantizeOptions::default;
 /// 1: a scale flushed to zero although amax is not zero, and its reciprocal taken.
 fn tiny_blocks(context: &Context) -> Result<()> {
     for magnitude in [1e-35, 1e-36, 1e-37, 1e-38, 1e-39, 1e-40] {
-        let values = block(Format::Mxfp8, &[magnitude, -magnitude, 0.0, -0.0], magnitude / 3.0);
+        let values = block(
+            Format::Mxfp8,
+            &[magnitude, -magnitude, 0.0, -0.0],
+            magnitude / 3.0,
+        );
         let input = Rows::rounded(InputType::Bf16, values);
         for row in one_row(context, Format::Mxfp8, DEFAULT(), 1.0, input.clone())? {
             // 1e-35 / 448 is just above 2^-126, which rounds up to byte 2; the others are below.
             ensure!(row.scales[0] <= 2, "scale byte {}", row.scales[0]);
-            ensure!(row.data.iter().all(|code| code & 0x7F != 0x7F), "{:02x?}", row.data);
+            ensure!(
+                row.data.iter().all(|code| code & 0x7F != 0x7F),
+                "{:02x?}",
+                row.data
+            );
             for (index, decoded) in row.decoded.iter().enumerate() {
                 let value = input.value(index);
                 // A 16th of the value, or half a step of the subnormal codes under 2^-127.
@@ -138,7 +166,11 @@ fn infinite_block(context: &Context) -> Result<()> {
                 ensure!(row.decoded.iter().all(|value| value.is_finite()));
             } else {
                 ensure!(row.scales[0] == 0xFF, "scale byte {:#04x}", row.scales[0]);
-                ensure!(row.decoded.iter().all(|value| value.is_nan()), "{:?}", row.decoded);
+                ensure!(
+                    row.decoded.iter().all(|value| value.is_nan()),
+                    "{:?}",
+                    row.decoded
+                );
             }
         }
     }
@@ -168,12 +200,22 @@ fn reciprocal_at_the_ends(context: &Context) -> Result<()> {
 /// 4: scale byte 0 taken for zero, 255 for a number.
 fn scale_bytes_at_the_ends(context: &Context) -> Result<()> {
     for decoded in decode_block(context, Format::Mxfp8, 0x00, 0x38)? {
-        ensure!(decoded.iter().all(|value| value.to_bits() == 0x0040_0000), "{decoded:?}");
+        ensure!(
+            decoded.iter().all(|value| value.to_bits() == 0x0040_0000),
+            "{decoded:?}"
+        );
     }
     for decoded in decode_block(context, Format::Mxfp4, 0x00, 0x22)? {
-        ensure!(decoded.iter().all(|value| value.to_bits() == 0x0040_0000), "{decoded:?}");
+        ensure!(
+            decoded.iter().all(|value| value.to_bits() == 0x0040_0000),
+            "{decoded:?}"
+        );
     }
-    for (format, nan) in [(Format::Mxfp4, 0xFF), (Format::Mxfp8, 0xFF), (Format::Nvfp4, 0x7F)] {
+    for (format, nan) in [
+        (Format::Mxfp4, 0xFF),
+        (Format::Mxfp8, 0xFF),
+        (Format::Nvfp4, 0x7F),
+    ] {
         for decoded in decode_block(context, format, nan, 0x38)? {
             ensure!(decoded.iter().all(|value| value.is_nan()), "{decoded:?}");
         }
@@ -186,13 +228,25 @@ fn e2m1_ties(context: &Context) -> Result<()> {
     // Under a scale of 0.5, -0.625 is -1.25: a tie, which goes to -1.
     let values = block(Format::Mxfp4, &[3.0, -0.625], 0.0);
     for row in one_row(context, Format::Mxfp4, DEFAULT(), 1.0, Rows::F32(values))? {
-        ensure!((row.scales[0], row.data[0]) == (126, 0xA7), "{:02x?}", row.data);
+        ensure!(
+            (row.scales[0], row.data[0]) == (126, 0xA7),
+            "{:02x?}",
+            row.data
+        );
     }
     // Under a scale of 2, 0.5 is 0.25: a tie, which goes to 0; its neighbours above go to 0.5.
     let half = 0x3F00_0000;
-    let values = block(Format::Mxfp4, &[12.0, 0.5, f32::from_bits(half + 3), 0.0], 0.0);
+    let values = block(
+        Format::Mxfp4,
+        &[12.0, 0.5, f32::from_bits(half + 3), 0.0],
+        0.0,
+    );
     for row in one_row(context, Format::Mxfp4, DEFAULT(), 1.0, Rows::F32(values))? {
-        ensure!((row.scales[0], &row.data[..2]) == (128, &[0x07, 0x01][..]), "{:02x?}", row.data);
+        ensure!(
+            (row.scales[0], &row.data[..2]) == (128, &[0x07, 0x01][..]),
+            "{:02x?}",
+            row.data
+        );
     }
     Ok(())
 }
@@ -201,7 +255,11 @@ fn e2m1_ties(context: &Context) -> Result<()> {
 fn fp32_is_not_narrowed(context: &Context) -> Result<()> {
     let values = block(Format::Mxfp4, &[6.0, 2.500_004, 2.5, 0.0], 0.0);
     for row in one_row(context, Format::Mxfp4, DEFAULT(), 1.0, Rows::F32(values))? {
-        ensure!((row.scales[0], &row.data[..2]) == (127, &[0x57, 0x04][..]), "{:02x?}", row.data);
+        ensure!(
+            (row.scales[0], &row.data[..2]) == (127, &[0x57, 0x04][..]),
+            "{:02x?}",
+            row.data
+        );
     }
     let options = QuantizeOptions {
         nan_policy: NanPolicy::Propagate,
@@ -210,7 +268,11 @@ fn fp32_is_not_narrowed(context: &Context) -> Result<()> {
     for format in Format::ALL {
         let values = block(format, &[6.0, f32::NAN], 1.0);
         for row in one_row(context, format, options, 1.0, Rows::F32(values))? {
-            ensure!(row.decoded.iter().all(|value| value.is_nan()), "{:?}", row.decoded);
+            ensure!(
+                row.decoded.iter().all(|value| value.is_nan()),
+                "{:?}",
+                row.decoded
+            );
         }
     }
     Ok(())
@@ -221,7 +283,11 @@ fn stale_tensor_scale(context: &Context) -> Result<()> {
     let values = block(Format::Nvfp4, &[4.0, -4.0, 1.0], 0.5);
     let input = Rows::rounded(InputType::Bf16, values);
     for row in one_row(context, Format::Nvfp4, DEFAULT(), 2688.0, input)? {
-        ensure!((row.scales[0], row.data[0]) == (0x7E, 0xF7), "{:02x?}", row.data);
+        ensure!(
+            (row.scales[0], row.data[0]) == (0x7E, 0xF7),
+            "{:02x?}",
+            row.data
+        );
         ensure!(row.decoded.iter().all(|value| value.is_finite()));
     }
     Ok(())
@@ -258,7 +324,10 @@ fn group_without_rows(context: &Context) -> Result<()> {
             let gap = with_gap.run(&device, Launch::default())?;
             let plain = without.run(&device, Launch::default())?;
             ensure!(gap.data() == plain.data(), "{format}: elements");
-            ensure!(gap.scales()[..occupied] == plain.scales()[..occupied], "{format}: scales");
+            ensure!(
+                gap.scales()[..occupied] == plain.scales()[..occupied],
+                "{format}: scales"
+            );
         }
         let nothing = Rows::Bf16(Vec::new());
         Problem::new(format, 64, slots(&[0, 0, 0]), nothing).check(&context.devices())?;
@@ -303,12 +372,20 @@ fn every_byte_of_a_tile(context: &Context) -> Result<()> {
             let routing = slots(&[rows]);
             let occupied = routing.occupied_tiles() * format.column_tiles(columns) * 512;
             let values = activations(rows as usize * columns, random);
-            let base =
-                Problem::new(format, columns, routing, Rows::rounded(InputType::Bf16, values));
+            let base = Problem::new(
+                format,
+                columns,
+                routing,
+                Rows::rounded(InputType::Bf16, values),
+            );
             for device in context.devices() {
                 let [zeros, ones] = [0x00, 0xFF].map(|byte| {
                     let background = Background::Byte(byte);
-                    Problem { background, ..base.clone() }.run(&device, Launch::default())
+                    Problem {
+                        background,
+                        ..base.clone()
+                    }
+                    .run(&device, Launch::default())
                 });
                 let (zeros, ones) = (zeros?, ones?);
                 ensure!(zeros.scales()[..occupied] == ones.scales()[..occupied]);
@@ -338,7 +415,10 @@ fn padded_stride(context: &Context) -> Result<()> {
                     let found = usize::from(memory.scales()[tile * 512 + byte]);
                     // 2^n / 6 rounds up to 2^(n - 2).
                     let expected = 125 + exponent(row, block);
-                    ensure!(found == expected, "{blocks} blocks, row {row}, block {block}: {found}");
+                    ensure!(
+                        found == expected,
+                        "{blocks} blocks, row {row}, block {block}: {found}"
+                    );
                 }
             }
         }
@@ -365,9 +445,11 @@ fn nan_block(context: &Context) -> Result<()> {
         nan_policy: NanPolicy::Propagate,
         ..DEFAULT()
     };
-    for (format, nan_scale) in
-        [(Format::Nvfp4, 0x7F), (Format::Mxfp4, 0xFF), (Format::Mxfp8, 0xFF)]
-    {
+    for (format, nan_scale) in [
+        (Format::Nvfp4, 0x7F),
+        (Format::Mxfp4, 0xFF),
+        (Format::Mxfp8, 0xFF),
+    ] {
         // The middle one of three blocks.
         let mut values = vec![1.0; 3 * format.block_size()];
         values[format.block_size() + 5] = f32::NAN;
@@ -375,7 +457,10 @@ fn nan_block(context: &Context) -> Result<()> {
         for row in one_row(context, format, options, 1.0, input)? {
             ensure!(row.scales[1] == nan_scale && row.scales[0] == row.scales[2]);
             for (index, decoded) in row.decoded.iter().enumerate() {
-                ensure!(decoded.is_nan() == (index / format.block_size() == 1), "{index}: {decoded}");
+                ensure!(
+                    decoded.is_nan() == (index / format.block_size() == 1),
+                    "{index}: {decoded}"
+                );
             }
         }
     }
@@ -396,7 +481,11 @@ fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
 fn group_base_beyond_32_bits(context: &Context) -> Result<()> {
     let first = LARGE_ROWS - 300;
     ensure!(first as usize * LARGE_COLUMNS > 1 << 31);
-    large(context, &[first, 0, 129, 171], &[0, first - 1, first, first + 129, LARGE_ROWS - 1])
+    large(
+        context,
+        &[first, 0, 129, 171],
+        &[0, first - 1, first, first + 129, LARGE_ROWS - 1],
+    )
 }
 
 /// Quantizes zeros, but for the probed rows, and looks at those and at the rows before them.
@@ -410,12 +499,16 @@ fn large(context: &Context, rows_per_slot: &[u32], probes: &[u32]) -> Result<()>
     let random = &mut fastrand::Rng::with_seed(14);
     let mut written = Vec::new();
     for &row in probes {
-        let values: Vec<bf16> =
-            activations(columns, random).into_iter().map(bf16::from_f32).collect();
+        let values: Vec<bf16> = activations(columns, random)
+            .into_iter()
+            .map(bf16::from_f32)
+            .collect();
         row_of(&mut input, row, columns)?.upload_from(&values)?;
         written.push((row, Rows::Bf16(values)));
     }
-    let quantizer = GroupedQuantizer::builder(&device, format).columns(columns).build()?;
+    let quantizer = GroupedQuantizer::builder(&device, format)
+        .columns(columns)
+        .build()?;
     let row_tiles = routing.occupied_tiles();
     let scale_bytes = row_tiles * format.column_tiles(columns) * 512;
     let mut output = Quantized::from_buffers(
@@ -426,7 +519,10 @@ fn large(context: &Context, rows_per_slot: &[u32], probes: &[u32]) -> Result<()>
         device.alloc_filled(rows * columns, 0xEE)?,
         device.alloc_filled(scale_bytes, 0xEE)?,
     )?;
-    let (stream, sf) = (device.create_stream()?, TensorScales::ones(&device, rows_per_slot.len())?);
+    let (stream, sf) = (
+        device.create_stream()?,
+        TensorScales::ones(&device, rows_per_slot.len())?,
+    );
     let tables = DeviceRouting::upload(&device, &routing)?;
     quantizer.quantize_into(&stream, &input, &tables, &sf, &mut output)?;
     stream.synchronize()?;
@@ -434,19 +530,26 @@ fn large(context: &Context, rows_per_slot: &[u32], probes: &[u32]) -> Result<()>
     let (mut data, scales) = output.into_buffers();
     let scales = scales.download()?;
     let slot_of = |row: u32| {
-        let slot = (0..routing.experts()).find(|&slot| routing.slot_rows(slot).contains(&(row as usize)));
+        let slot =
+            (0..routing.experts()).find(|&slot| routing.slot_rows(slot).contains(&(row as usize)));
         slot.with_context(|| format!("row {row} is in no slot"))
     };
     let mut compare = |row: u32, values: Rows| -> Result<()> {
         let alone = Problem::new(format, columns, slots(&[1]), values).expected()?;
-        ensure!(row_of(&mut data, row, columns)?.download()? == alone.data(), "data of row {row}");
+        ensure!(
+            row_of(&mut data, row, columns)?.download()? == alone.data(),
+            "data of row {row}"
+        );
         let slot = slot_of(row)?;
         let local_row = row as usize - routing.slot_rows(slot).start;
         for block in 0..columns / format.block_size() {
             let tiles = format.column_tiles(columns);
             let found = scales[scale_offset(routing.tile_start(slot), local_row, block, tiles)];
             let expected = alone.scales()[scale_offset(0, 0, block, tiles)];
-            ensure!(found == expected, "row {row}, block {block}: {found:#04x}, not {expected:#04x}");
+            ensure!(
+                found == expected,
+                "row {row}, block {block}: {found:#04x}, not {expected:#04x}"
+            );
         }
         Ok(())
     };
@@ -465,7 +568,10 @@ fn row_of<T: bytemuck::Pod>(
     row: u32,
     columns: usize,
 ) -> Result<DeviceBuffer<T>> {
-    ensure!((row as usize + 1) * columns <= matrix.len(), "row {row} is outside the matrix");
+    ensure!(
+        (row as usize + 1) * columns <= matrix.len(),
+        "row {row} is outside the matrix"
+    );
     let device = matrix.device().clone();
     let start = matrix.as_mut_ptr().wrapping_add(row as usize * columns);
     // SAFETY: the row lies within `matrix`, checked above, which the callers here keep longer.

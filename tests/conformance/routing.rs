@@ -67,7 +67,10 @@ fn expert_ids(context: &Context, format: Format) -> Result<()> {
         [-1; 6],
     ] {
         let routing = Routing::from_row_offsets(&offsets, Some(&ids), rows)?;
-        check(context, Problem::new(format, COLUMNS, routing, input.clone()))?;
+        check(
+            context,
+            Problem::new(format, COLUMNS, routing, input.clone()),
+        )?;
     }
     // One factor for six slots: all but the slots of expert 0 are without.
     let routing = Routing::from_row_offsets(&offsets, None, rows)?;
@@ -85,17 +88,36 @@ fn tile_gaps(context: &Context, format: Format) -> Result<()> {
     let rows = row_offsets[SLOT_ROWS.len()] as usize;
     let dense = scales_offsets(&row_offsets);
     let input = input(format, rows, random);
-    for gaps in [[0; 6], [3, 3, 3, 3, 3, 3], [0, 1, 1, 2, 5, 9], [0, 0, 0, 0, 0, 1]] {
+    for gaps in [
+        [0; 6],
+        [3, 3, 3, 3, 3, 3],
+        [0, 1, 1, 2, 5, 9],
+        [0, 0, 0, 0, 0, 1],
+    ] {
         let tables = RoutingTables {
             row_offsets: row_offsets.clone(),
-            scales_offsets: dense.iter().zip(gaps).map(|(offset, gap)| offset + gap).collect(),
+            scales_offsets: dense
+                .iter()
+                .zip(gaps)
+                .map(|(offset, gap)| offset + gap)
+                .collect(),
             expert_ids: (0..6).collect(),
             source_rows: None,
         };
-        let problem =
-            Problem::new(format, COLUMNS, Grouping::Tables(tables, rows), input.clone());
+        let problem = Problem::new(
+            format,
+            COLUMNS,
+            Grouping::Tables(tables, rows),
+            input.clone(),
+        );
         let row_tiles = max_tiles(rows, SLOT_ROWS.len()) + gaps[5] as usize;
-        check(context, Problem { row_tiles, ..problem })?;
+        check(
+            context,
+            Problem {
+                row_tiles,
+                ..problem
+            },
+        )?;
     }
     Ok(())
 }
@@ -103,7 +125,10 @@ fn tile_gaps(context: &Context, format: Format) -> Result<()> {
 fn rows_before_the_first_slot(context: &Context, format: Format) -> Result<()> {
     let random = &mut Rng::with_seed(3);
     for first in [1, 127, 128, 200] {
-        let offsets: Vec<u32> = row_offsets(&SLOT_ROWS).iter().map(|row| row + first).collect();
+        let offsets: Vec<u32> = row_offsets(&SLOT_ROWS)
+            .iter()
+            .map(|row| row + first)
+            .collect();
         let rows = offsets[SLOT_ROWS.len()] as usize + 2;
         let mut scales_offsets = scales_offsets(&row_offsets(&SLOT_ROWS));
         for (offset, slot) in scales_offsets.iter_mut().zip(&offsets) {
@@ -117,7 +142,10 @@ fn rows_before_the_first_slot(context: &Context, format: Format) -> Result<()> {
             source_rows: None,
         };
         let grouping = Grouping::Tables(tables, rows);
-        check(context, Problem::new(format, COLUMNS, grouping, input(format, rows, random)))?;
+        check(
+            context,
+            Problem::new(format, COLUMNS, grouping, input(format, rows, random)),
+        )?;
     }
     Ok(())
 }
@@ -139,7 +167,10 @@ fn offsets_beyond_the_rows(context: &Context, format: Format) -> Result<()> {
             source_rows: None,
         };
         let grouping = Grouping::Tables(tables, rows);
-        check(context, Problem::new(format, COLUMNS, grouping, input(format, rows, random)))?;
+        check(
+            context,
+            Problem::new(format, COLUMNS, grouping, input(format, rows, random)),
+        )?;
     }
     Ok(())
 }
@@ -158,7 +189,10 @@ fn tiles_beyond_the_scales(context: &Context, format: Format) -> Result<()> {
             source_rows: None,
         };
         let grouping = Grouping::Tables(tables, rows);
-        check(context, Problem::new(format, COLUMNS, grouping, input(format, rows, random)))?;
+        check(
+            context,
+            Problem::new(format, COLUMNS, grouping, input(format, rows, random)),
+        )?;
     }
     Ok(())
 }
@@ -175,7 +209,10 @@ fn gather(context: &Context, format: Format) -> Result<()> {
         let within: Vec<i32> = (0..rows).map(|_| random.i32(0..=last)).collect();
         let backwards = (0..rows as i32).rev().map(|row| row.min(last)).collect();
         let mut hostile = within.clone();
-        for (row, bad) in [-1, last + 1, i32::MAX, i32::MIN, -2, last + 2].into_iter().enumerate() {
+        for (row, bad) in [-1, last + 1, i32::MAX, i32::MIN, -2, last + 2]
+            .into_iter()
+            .enumerate()
+        {
             hostile[row * 37 + 3] = bad;
         }
         for source_rows in [within, backwards, vec![last; rows], hostile, vec![-1; rows]] {
@@ -186,7 +223,10 @@ fn gather(context: &Context, format: Format) -> Result<()> {
                 source_rows: Some(source_rows),
             };
             let grouping = Grouping::Tables(tables, rows);
-            check(context, Problem::new(format, COLUMNS, grouping, input.clone()))?;
+            check(
+                context,
+                Problem::new(format, COLUMNS, grouping, input.clone()),
+            )?;
         }
     }
     Ok(())
@@ -201,7 +241,13 @@ fn gather_from_topk(context: &Context, format: Format) -> Result<()> {
         let routing = Routing::from_topk(&ids, tokens, top_k, experts)?;
         let row_tiles = routing.occupied_tiles();
         let problem = Problem::new(format, COLUMNS, routing, input(format, tokens, random));
-        check(context, Problem { row_tiles, ..problem })?;
+        check(
+            context,
+            Problem {
+                row_tiles,
+                ..problem
+            },
+        )?;
     }
     Ok(())
 }

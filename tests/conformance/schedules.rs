@@ -15,9 +15,10 @@ pub fn register(suite: &mut Suite) {
         suite.both(&format!("schedules::quantizer::{format}"), move |context| {
             quantizer(context, format)
         });
-        suite.both(&format!("schedules::runs_are_identical::{format}"), move |context| {
-            runs_are_identical(context, format)
-        });
+        suite.both(
+            &format!("schedules::runs_are_identical::{format}"),
+            move |context| runs_are_identical(context, format),
+        );
     }
     suite.both("schedules::router", router);
     suite.both("schedules::streams_side_by_side", streams_side_by_side);
@@ -28,7 +29,12 @@ fn problem(format: Format, rows: &[u32], columns: usize, seed: u64) -> Problem {
     let random = &mut Rng::with_seed(seed);
     let routing = slots(rows);
     let values = hazards(format, routing.rows(), columns, random);
-    Problem::new(format, columns, routing, Rows::rounded(InputType::Bf16, values))
+    Problem::new(
+        format,
+        columns,
+        routing,
+        Rows::rounded(InputType::Bf16, values),
+    )
 }
 
 /// Few rows, with more warps than rows in one slot and fewer in another, under every schedule.
@@ -44,9 +50,9 @@ fn quantizer(context: &Context, format: Format) -> Result<()> {
         for store in stores {
             for threads in [64, 128, 256] {
                 let found = problem.run(&device, Launch { threads, store })?;
-                problem.compare(&expected, &found).with_context(|| {
-                    format!("{label}, {store:?}, {threads} threads: {problem}")
-                })?;
+                problem
+                    .compare(&expected, &found)
+                    .with_context(|| format!("{label}, {store:?}, {threads} threads: {problem}"))?;
             }
         }
     }
@@ -60,10 +66,14 @@ fn runs_are_identical(context: &Context, format: Format) -> Result<()> {
     let device = context.device();
     let first = problem.run(&device, Launch::default())?;
     let again = problem.run(&device, Launch::default())?;
-    problem.compare(&first, &again).context("the second run differs from the first")?;
+    problem
+        .compare(&first, &again)
+        .context("the second run differs from the first")?;
     for (label, device) in context.replays() {
         let other = problem.run(&device, Launch::default())?;
-        problem.compare(&first, &other).with_context(|| format!("{label} differs"))?;
+        problem
+            .compare(&first, &other)
+            .with_context(|| format!("{label} differs"))?;
     }
     Ok(())
 }
@@ -78,9 +88,18 @@ fn router(context: &Context) -> Result<()> {
         let mut tables = router.allocate()?;
         router.route(&device.create_stream()?, &device.upload(&ids)?, &mut tables)?;
         let found = tables.download().with_context(|| label.clone())?;
-        ensure!(found.row_offsets == expected.row_offsets(), "{label}: {found:?}");
-        ensure!(found.scales_offsets == expected.scales_offsets(), "{label}: {found:?}");
-        ensure!(found.source_rows.as_deref() == expected.source_rows(), "{label}: {found:?}");
+        ensure!(
+            found.row_offsets == expected.row_offsets(),
+            "{label}: {found:?}"
+        );
+        ensure!(
+            found.scales_offsets == expected.scales_offsets(),
+            "{label}: {found:?}"
+        );
+        ensure!(
+            found.source_rows.as_deref() == expected.source_rows(),
+            "{label}: {found:?}"
+        );
     }
     Ok(())
 }
@@ -106,7 +125,10 @@ fn streams_side_by_side(context: &Context) -> Result<()> {
             stream.synchronize()?;
             let expected = problem.expected()?;
             let occupied = 2 * problem.format.column_tiles(72) * 512;
-            ensure!(output.data().download()? == expected.data(), "{label}: data of {problem}");
+            ensure!(
+                output.data().download()? == expected.data(),
+                "{label}: data of {problem}"
+            );
             ensure!(
                 output.scales().download()?[..occupied] == expected.scales()[..occupied],
                 "{label}: scales of {problem}"
@@ -128,7 +150,9 @@ fn events_order_streams(context: &Context) -> Result<()> {
 fn in_order(device: &Device) -> Result<()> {
     const ROUNDS: u8 = 4;
     let (rows, columns) = (9, 64);
-    let quantizer = GroupedQuantizer::builder(device, Format::Mxfp8).columns(columns).build()?;
+    let quantizer = GroupedQuantizer::builder(device, Format::Mxfp8)
+        .columns(columns)
+        .build()?;
     let routing = tokenyard::DeviceRouting::upload(device, &slots(&[rows]))?;
     let sf = TensorScales::ones(device, 1)?;
     let streams = [device.create_stream()?, device.create_stream()?];
@@ -152,6 +176,9 @@ fn in_order(device: &Device) -> Result<()> {
     ensure!(last.elapsed_ms(&start)? >= 0.0, "time went backwards");
     // 2^3 / 448 rounds up to 2^-5.
     let scale = output.scales().download()?[0];
-    ensure!(scale == 127 - 5, "the scale is that of another round: {scale}");
+    ensure!(
+        scale == 127 - 5,
+        "the scale is that of another round: {scale}"
+    );
     Ok(())
 }

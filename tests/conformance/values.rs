@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use fastrand::Rng;
-use tokenyard::options::{DeadBlocks, Format, InputType, QuantizeOptions};
 use tokenyard::Device;
+use tokenyard::options::{DeadBlocks, Format, InputType, QuantizeOptions};
 use tokenyard_tests::shapes::{slots, tensor_scales};
 use tokenyard_tests::values::{activations, exp2};
 use tokenyard_tests::{Context, Problem, Rows, Suite};
@@ -18,7 +18,10 @@ pub fn register(suite: &mut Suite) {
             });
         };
         case("bf16_as_amax", bf16_as_amax);
-        case("bf16_as_amax_under_all_options", bf16_as_amax_under_all_options);
+        case(
+            "bf16_as_amax_under_all_options",
+            bf16_as_amax_under_all_options,
+        );
         case("bf16_as_elements", |context, format| {
             as_elements(context, format, InputType::Bf16)
         });
@@ -60,7 +63,11 @@ fn blocks_of_amax(format: Format, patterns: impl Iterator<Item = u16>) -> Vec<u1
         // The one pattern moves through the block, so that every lane gets to have it.
         let place = random.usize(..format.block_size());
         for element in 0..format.block_size() {
-            let part = if element == place { 1.0 } else { random.f32() * 1.9 - 0.95 };
+            let part = if element == place {
+                1.0
+            } else {
+                random.f32() * 1.9 - 0.95
+            };
             // Rounded towards zero, so that no part outgrows the whole.
             let bits = ((amax * part).to_bits() >> 16) as u16;
             blocks.push(if element == place { pattern } else { bits });
@@ -80,8 +87,12 @@ fn bf16_as_amax(context: &Context, format: Format) -> Result<()> {
 fn bf16_as_amax_under_all_options(context: &Context, format: Format) -> Result<()> {
     let devices: Vec<Device> = context.devices();
     let all_sf = tensor_scales();
-    let sf: &[f32] = if format.uses_tensor_scale() { &all_sf } else { &all_sf[..2] };
-    let stride = context.pick(1, 97);
+    let sf: &[f32] = if format.uses_tensor_scale() {
+        &all_sf
+    } else {
+        &all_sf[..2]
+    };
+    let stride = context.pick(1, 13);
     let mut turn = 0;
     for options in policies::options(format) {
         for &sf in sf {
@@ -103,9 +114,13 @@ fn as_elements(context: &Context, format: Format, input_type: InputType) -> Resu
         InputType::Bf16 => (half::bf16::from_f32(1.0).to_bits(), 0x8000),
         _ => (half::f16::from_f32(1.0).to_bits(), 0x8000),
     };
-    let bounded: Vec<u16> = patterns.iter().copied().filter(|bits| bits & !sign <= one).collect();
+    let bounded: Vec<u16> = patterns
+        .iter()
+        .copied()
+        .filter(|bits| bits & !sign <= one)
+        .collect();
     let mut bits = patterns.clone();
-    for _ in 0..context.pick(20, 1) {
+    for _ in 0..context.pick(20, 4) {
         random.shuffle(&mut patterns);
         bits.extend(&patterns);
     }
@@ -141,14 +156,18 @@ fn check_f32(context: &Context, format: Format, rows: Vec<f32>) -> Result<()> {
 }
 
 fn f32_count(context: &Context) -> usize {
-    COLUMNS * context.pick(1000, 16)
+    COLUMNS * context.pick(1000, 50)
 }
 
 /// All bits equally likely: half of the blocks hold an Inf or NaN or span hundreds of binades.
 fn f32_bits(context: &Context, format: Format) -> Result<()> {
     let random = &mut Rng::with_seed(13);
     let count = f32_count(context);
-    check_f32(context, format, Rows::random_bits(InputType::F32, count, random).widened())
+    check_f32(
+        context,
+        format,
+        Rows::random_bits(InputType::F32, count, random).widened(),
+    )
 }
 
 /// Finite values over all of FP32's range, subnormals included, the values of a block within a few

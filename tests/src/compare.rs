@@ -50,9 +50,14 @@ pub fn bytes(
     found: &[u8],
     place: impl Fn(usize) -> String,
 ) -> Result<()> {
-    each(what, expected, found, |a, b| a == b, place, |a, b| {
-        format!("expected {a:#04x} ({a:#010b}), found {b:#04x} ({b:#010b})")
-    })
+    each(
+        what,
+        expected,
+        found,
+        |a, b| a == b,
+        place,
+        |a, b| format!("expected {a:#04x} ({a:#010b}), found {b:#04x} ({b:#010b})"),
+    )
 }
 
 /// Compares FP32 values by their bits, except that any NaN equals any other.
@@ -77,9 +82,14 @@ pub fn floats(
 /// # Errors
 /// The first difference.
 pub fn values<T: PartialEq + fmt::Debug>(what: &str, expected: &[T], found: &[T]) -> Result<()> {
-    each(what, expected, found, T::eq, |index| index.to_string(), |a, b| {
-        format!("expected {a:?}, found {b:?}")
-    })
+    each(
+        what,
+        expected,
+        found,
+        T::eq,
+        |index| index.to_string(),
+        |a, b| format!("expected {a:?}, found {b:?}"),
+    )
 }
 
 fn each<T>(
@@ -91,7 +101,11 @@ fn each<T>(
     values: impl Fn(&T, &T) -> String,
 ) -> Result<()> {
     if expected.len() != found.len() {
-        bail!("{what}: {} values expected, {} found", expected.len(), found.len());
+        bail!(
+            "{what}: {} values expected, {} found",
+            expected.len(),
+            found.len()
+        );
     }
     let mut differing = (0..expected.len()).filter(|&index| !same(&expected[index], &found[index]));
     let Some(index) = differing.next() else {

@@ -93,7 +93,9 @@ pub fn scale_layout<T: DeserializeOwned>() -> Result<T> {
 /// # Errors
 /// Any other text.
 pub fn hex(text: &str) -> Result<u32> {
-    let digits = text.strip_prefix("0x").with_context(|| format!("{text:?} lacks 0x"))?;
+    let digits = text
+        .strip_prefix("0x")
+        .with_context(|| format!("{text:?} lacks 0x"))?;
     u32::from_str_radix(digits, 16).with_context(|| format!("{text:?} is not hexadecimal"))
 }
 

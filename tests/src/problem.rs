@@ -73,7 +73,11 @@ impl Grouping {
                 device.upload(&tables.row_offsets)?,
                 device.upload(&tables.scales_offsets)?,
                 device.upload(&tables.expert_ids)?,
-                tables.source_rows.as_ref().map(|rows| device.upload(rows)).transpose()?,
+                tables
+                    .source_rows
+                    .as_ref()
+                    .map(|rows| device.upload(rows))
+                    .transpose()?,
                 *rows,
             )?,
         })
@@ -274,7 +278,8 @@ impl Problem {
     /// # Errors
     /// As the library's own.
     pub fn run(&self, device: &Device, launch: Launch) -> Result<Memory> {
-        self.run_on(device, launch).with_context(|| self.context(device, launch))
+        self.run_on(device, launch)
+            .with_context(|| self.context(device, launch))
     }
 
     fn run_on(&self, device: &Device, launch: Launch) -> Result<Memory> {
@@ -311,7 +316,8 @@ impl Problem {
         for device in devices {
             for &launch in launches {
                 let found = self.run(device, launch)?;
-                self.compare(&expected, &found).with_context(|| self.context(device, launch))?;
+                self.compare(&expected, &found)
+                    .with_context(|| self.context(device, launch))?;
             }
         }
         Ok(())
@@ -331,11 +337,15 @@ impl Problem {
     /// The first byte that differs, in coordinates of the problem.
     pub fn compare(&self, expected: &Memory, found: &Memory) -> Result<()> {
         compare::bytes("scales", &expected.scales, &found.scales, |index| {
-            let inner = index.checked_sub(GUARD).filter(|&index| index < self.scale_bytes());
+            let inner = index
+                .checked_sub(GUARD)
+                .filter(|&index| index < self.scale_bytes());
             inner.map_or_else(|| "outside".into(), |index| self.scale_place(index))
         })?;
         compare::bytes("data", &expected.data, &found.data, |index| {
-            let inner = index.checked_sub(GUARD).filter(|&index| index < self.data_bytes());
+            let inner = index
+                .checked_sub(GUARD)
+                .filter(|&index| index < self.data_bytes());
             inner.map_or_else(|| "outside".into(), |index| self.data_place(index))
         })
     }
@@ -361,10 +371,15 @@ impl Problem {
         let bytes_per_row = self.format.bytes_per_row(self.columns);
         let per_byte = self.columns / bytes_per_row;
         let (row, column) = (index / bytes_per_row, index % bytes_per_row * per_byte);
-        let source = self.grouping.source_rows().map_or(row as i64, |rows| rows[row].into());
+        let source = self
+            .grouping
+            .source_rows()
+            .map_or(row as i64, |rows| rows[row].into());
         let elements: Vec<String> = (column..column + per_byte)
             .map(|column| {
-                let index = usize::try_from(source).ok().map(|row| row * self.columns + column);
+                let index = usize::try_from(source)
+                    .ok()
+                    .map(|row| row * self.columns + column);
                 match index.filter(|&index| index < self.input.len()) {
                     Some(index) => self.input.shown(index),
                     None => "no input".into(),
@@ -375,12 +390,18 @@ impl Problem {
             Some(slot) => format!("slot {slot}"),
             None => "of no slot".into(),
         };
-        format!("row {row}, column {column}, {owner}, from {}", elements.join(" and "))
+        format!(
+            "row {row}, column {column}, {owner}, from {}",
+            elements.join(" and ")
+        )
     }
 
     fn context(&self, device: &Device, launch: Launch) -> String {
         let Launch { threads, store } = launch;
-        format!("{self}; {threads} threads, {store:?} store, on {}", device.description())
+        format!(
+            "{self}; {threads} threads, {store:?} store, on {}",
+            device.description()
+        )
     }
 }
 

@@ -8,19 +8,18 @@
 use fastrand::Rng;
 use tokenyard::routing::Routing;
 
-/// Column counts (K): around a chunk of 8, a block of 16 or 32, a scale tile of 64 or 128, a warp's
-/// 256, and the hidden sizes of models whose last tile is partial.
-pub const COLUMNS: [usize; 18] = [
-    8, 16, 24, 32, 40, 56, 64, 72, 120, 128, 136, 248, 256, 264, 352, 704, 2880, 2944,
+/// Column counts (K): around a chunk of 8, a block of 16 or 32, a scale tile of 64 or 128, the 256 or
+/// 512 that a warp reads at once, and the hidden sizes of models whose last tile is partial.
+pub const COLUMNS: [usize; 21] = [
+    8, 16, 24, 32, 40, 56, 64, 72, 120, 128, 136, 248, 256, 264, 352, 504, 512, 520, 704, 2880,
+    2944,
 ];
 
 /// Column counts that only repeat, at length, what the [`COLUMNS`] do.
 pub const WIDE_COLUMNS: [usize; 2] = [4096, 7168];
 
 /// Rows per slot around what a warp takes at once, a quarter of a tile, and one and two tiles.
-pub const ROWS: [u32; 15] = [
-    1, 2, 3, 4, 5, 15, 31, 32, 33, 127, 128, 129, 255, 256, 257,
-];
+pub const ROWS: [u32; 15] = [1, 2, 3, 4, 5, 15, 31, 32, 33, 127, 128, 129, 255, 256, 257];
 
 /// Numbers of slots (E): around powers of two, and none of them a multiple of a vector's width.
 pub const SLOTS: [usize; 12] = [1, 2, 3, 31, 32, 33, 40, 60, 128, 255, 256, 257];

@@ -57,29 +57,29 @@ impl Suite {
     }
 
     /// Adds a case that runs in the emulator only.
-    pub fn emulator(
-        &mut self,
-        name: &str,
-        case: impl Fn(&Context) -> Result<()> + Send + 'static,
-    ) {
+    pub fn emulator(&mut self, name: &str, case: impl Fn(&Context) -> Result<()> + Send + 'static) {
         let context = self.context(Backend::Emulator);
-        self.trials.push(Trial::test(format!("emulator::{name}"), move || {
-            case(&context).map_err(failed)
-        }));
+        self.trials
+            .push(Trial::test(format!("emulator::{name}"), move || {
+                case(&context).map_err(failed)
+            }));
     }
 
     /// Adds a case that runs on a GPU only.
     pub fn cuda(&mut self, name: &str, case: impl Fn(&Context) -> Result<()> + Send + 'static) {
         let context = self.context(Backend::Cuda);
         let require = self.settings.require_cuda;
-        self.trials.push(Trial::ignorable_test(
-            format!("cuda::{name}"),
-            move || match Verdict::on_gpu(backend::gpu(), require) {
-                Verdict::Run => case(&context).map(|()| Completion::Completed).map_err(failed),
-                Verdict::Skip(reason) => Ok(Completion::ignored_with(reason)),
-                Verdict::Fail(reason) => Err(reason.into()),
-            },
-        ));
+        self.trials
+            .push(Trial::ignorable_test(
+                format!("cuda::{name}"),
+                move || match Verdict::on_gpu(backend::gpu(), require) {
+                    Verdict::Run => case(&context)
+                        .map(|()| Completion::Completed)
+                        .map_err(failed),
+                    Verdict::Skip(reason) => Ok(Completion::ignored_with(reason)),
+                    Verdict::Fail(reason) => Err(reason.into()),
+                },
+            ));
     }
 
     /// Adds a case that needs no device. `Ok(Some(reason))` means that it could not be run.
@@ -88,12 +88,13 @@ impl Suite {
         name: &str,
         case: impl FnOnce() -> Result<Option<String>> + Send + 'static,
     ) {
-        self.trials.push(Trial::ignorable_test(format!("host::{name}"), move || {
-            Ok(match case().map_err(failed)? {
-                None => Completion::Completed,
-                Some(reason) => Completion::ignored_with(format!("skipped: {reason}")),
-            })
-        }));
+        self.trials
+            .push(Trial::ignorable_test(format!("host::{name}"), move || {
+                Ok(match case().map_err(failed)? {
+                    None => Completion::Completed,
+                    Some(reason) => Completion::ignored_with(format!("skipped: {reason}")),
+                })
+            }));
     }
 
     fn context(&self, backend: Backend) -> Context {

@@ -44,7 +44,9 @@ impl Rows {
         match input_type {
             InputType::Bf16 => Self::bf16_bits((0..count).map(|_| random.u16(..))),
             InputType::F16 => Self::f16_bits((0..count).map(|_| random.u16(..))),
-            InputType::F32 => Rows::F32((0..count).map(|_| f32::from_bits(random.u32(..))).collect()),
+            InputType::F32 => {
+                Rows::F32((0..count).map(|_| f32::from_bits(random.u32(..))).collect())
+            }
             other => unimplemented!("no rows of type {other}"),
         }
     }
@@ -186,7 +188,9 @@ pub const HAZARDS: &[(&str, Hazard)] = &[
         block.copy_from_slice(&values);
         block[random.usize(..block.len())] = signed(f32::NAN, random);
     }),
-    ("nothing but NaN", |_, block, random| block.fill_with(|| signed(f32::NAN, random))),
+    ("nothing but NaN", |_, block, random| {
+        block.fill_with(|| signed(f32::NAN, random))
+    }),
     // Eight elements are one thread's share: its part of amax is nothing but NaN.
     ("eight NaN, then numbers", |_, block, random| {
         let values = activations(block.len(), random);
@@ -237,13 +241,16 @@ pub const HAZARDS: &[(&str, Hazard)] = &[
         block[random.usize(..block.len())] = signed(amax, random);
     }),
     // amax where rounding the scale up, down, or to the elements' precision changes its result.
-    ("amax at a boundary of the scale", |format, block, random| {
-        let significands = [1.0, 1.5, 1.75, 1.875, 1.9375, format.element_max()];
-        let significand = significands[random.usize(..significands.len())];
-        let amax = nudged(significand * exp2(random.i32(-12..12)), random);
-        block.fill_with(|| signed(amax * random.f32(), random));
-        block[random.usize(..block.len())] = signed(amax, random);
-    }),
+    (
+        "amax at a boundary of the scale",
+        |format, block, random| {
+            let significands = [1.0, 1.5, 1.75, 1.875, 1.9375, format.element_max()];
+            let significand = significands[random.usize(..significands.len())];
+            let amax = nudged(significand * exp2(random.i32(-12..12)), random);
+            block.fill_with(|| signed(amax * random.f32(), random));
+            block[random.usize(..block.len())] = signed(amax, random);
+        },
+    ),
     // The scale is a power of two here, so that elements sit on ties of the element format.
     ("elements on ties", |format, block, random| {
         let unit = exp2(random.i32(-8..8));
