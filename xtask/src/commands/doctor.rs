@@ -101,6 +101,9 @@ pub fn run(report: Report) -> Result<()> {
 fn examine(root: Option<&Path>) -> Vec<Finding> {
     let here = root.unwrap_or(Path::new("."));
     let tool = |name: &str, argument: &str| -> Result<String> {
+        if find_program(name).is_none() {
+            bail!("not on the path");
+        }
         let output = capture(Command::new(name).arg(argument).current_dir(here))?;
         Ok(output.lines().next().unwrap_or_default().to_owned())
     };
@@ -191,6 +194,9 @@ fn examine(root: Option<&Path>) -> Vec<Finding> {
 }
 
 fn rust_src(folder: &Path) -> Result<String> {
+    if find_program("rustc").is_none() {
+        bail!("there is no Rust toolchain");
+    }
     let rustc = ["--print", "sysroot"];
     let sysroot = capture(Command::new("rustc").args(rustc).current_dir(folder))?;
     let library = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library");

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::test::{SUITE_PACKAGE, SUITE_TARGET};
+use super::test::SUITE_TARGET;
 use crate::files::{StagedFolder, write_atomically};
 use crate::flags::GpuBundleFlags;
 use crate::kernels::{self, Ptx};
@@ -135,7 +135,7 @@ fn build_suite(root: &Path) -> Result<PathBuf> {
     let mut command = process::cargo();
     command
         .current_dir(root)
-        .args(["test", "--package", SUITE_PACKAGE, "--test", SUITE_TARGET])
+        .args(["test", "--workspace", "--test", SUITE_TARGET])
         .args(["--no-run", "--message-format=json-render-diagnostics"])
         .stderr(Stdio::inherit());
     let output = command

@@ -14,8 +14,8 @@ use crate::process;
 use crate::report::Report;
 use crate::workspace;
 
-/// The package of the conformance suite.
-pub const SUITE_PACKAGE: &str = "tokenyard-tests";
+/// The package of the conformance suite; it has no other tests.
+const SUITE_PACKAGE: &str = "tokenyard-tests";
 /// The conformance suite's test target. Its cases are named after the backend that they run on:
 /// `emulator::…`, `cuda::…`.
 pub const SUITE_TARGET: &str = "conformance";
@@ -130,16 +130,13 @@ fn commands(root: &Path, flags: &TestFlags) -> Vec<Command> {
             &[],
         ));
     }
-    let suite: &[&str] = match flags.conformance {
-        true => &["--package", SUITE_PACKAGE, "--test", SUITE_TARGET],
-        false => &["--package", SUITE_PACKAGE],
-    };
     let arguments: &[&str] = match flags.backend {
         TestBackend::All => &[],
         TestBackend::Emulator => &["--skip", "cuda::"],
         TestBackend::Cuda => &["--skip", "emulator::"],
     };
-    let mut command = cargo_test(suite, arguments);
+    // The whole workspace, so that its libraries have the features that they had above.
+    let mut command = cargo_test(&["--workspace", "--test", SUITE_TARGET], arguments);
     if flags.backend == TestBackend::Cuda {
         command.env(REQUIRE_CUDA_VARIABLE, "1");
     }
@@ -232,7 +229,7 @@ mod tests {
         assert_eq!(
             shown(&flags),
             [
-                "test --no-fail-fast --package tokenyard-tests --test conformance nvfp4 -- \
+                "test --no-fail-fast --workspace --test conformance nvfp4 -- \
               --skip cuda:: --list"
             ]
         );
@@ -243,7 +240,7 @@ mod tests {
             shown(&flags),
             [
                 "test --no-fail-fast --workspace --exclude tokenyard-tests nvfp4",
-                "test --no-fail-fast --package tokenyard-tests nvfp4",
+                "test --no-fail-fast --workspace --test conformance nvfp4",
             ]
         );
     }

@@ -132,8 +132,9 @@ fn inputs_without_rows_or_columns_are_fine() {
 
 #[test]
 fn wrong_inputs_are_named() {
+    type Make = fn() -> Tensors;
     type Change = fn(&mut Tensors);
-    let cases: [(fn() -> Tensors, Change, Option<u32>, &str); 16] = [
+    let cases: [(Make, Change, Option<u32>, &str); 16] = [
         (
             topk_input,
             |t| drop(t.remove(0)),
