@@ -18,7 +18,8 @@ use crate::intrinsics::ptx;
 ///
 /// `shared_array![f32; 256]`. The same place in the source always yields the same buffer, different
 /// places yield different ones. Aligned for `T`. At most 48 KiB per kernel in all; larger buffers
-/// must be [dynamic](dynamic_shared_mem).
+/// must be [dynamic](dynamic_shared_mem). A kernel's buffers together are padded to 1024 bytes, the
+/// alignment of the dynamic memory behind them.
 ///
 /// ```ignore
 /// let tile = shared_array![f32; 256];
@@ -30,30 +31,32 @@ use crate::intrinsics::ptx;
 #[macro_export]
 macro_rules! shared_array {
     ($array_type:ty; $len:expr) => {{
-        // A type and a static that no other place in the source has.
-        struct Site;
-        static SITE: u8 = 0;
-        $crate::shared::static_array::<
-            Site,
-            $array_type,
-            { ::core::mem::size_of::<$array_type>() * $len },
-            { ::core::mem::align_of::<$array_type>() },
-        >(&SITE)
+        // Items have no hygiene: plain names could be those in `$len`.
+        const __SHARED_ARRAY_LEN: usize = $len;
+        // A buffer of no bytes would not have an address of its own.
+        const { ::core::assert!(__SHARED_ARRAY_LEN * ::core::mem::size_of::<$array_type>() > 0) };
+        #[cfg(target_arch = "nvptx64")]
+        {
+            $crate::shared::from_shared_address::<$array_type>($crate::__ptx_shared_buffer!(
+                __SHARED_ARRAY_LEN * ::core::mem::size_of::<$array_type>(),
+                ::core::mem::align_of::<$array_type>()
+            ))
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        {
+            // A static that no other place in the source has.
+            static __SHARED_ARRAY_SITE: u8 = 0;
+            $crate::shared::emulated_array::<$array_type>(&__SHARED_ARRAY_SITE, __SHARED_ARRAY_LEN)
+        }
     }};
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
-#[inline(always)]
 #[track_caller]
-pub fn static_array<Site, T, const BYTES: usize, const ALIGN: usize>(site: &'static u8) -> *mut T {
-    const { assert!(BYTES > 0, "a shared array needs at least one byte") };
-    by_target! {
-        gpu: {
-            let _ = site;
-            from_shared_address(ptx::static_shared::<Site, BYTES, ALIGN>()).cast()
-        },
-        cpu: simt::device::static_shared(core::ptr::from_ref(site).addr(), BYTES, ALIGN).cast(),
-    }
+pub fn emulated_array<T>(site: &'static u8, len: usize) -> *mut T {
+    let site = core::ptr::from_ref(site).addr();
+    simt::device::static_shared(site, size_of::<T>() * len, align_of::<T>()).cast()
 }
 
 /// The pointer to an address of the shared window.
@@ -63,10 +66,13 @@ pub fn static_array<Site, T, const BYTES: usize, const ALIGN: usize>(site: &'sta
 /// parts of that array at other offsets. So the pointer is derived from it, and LLVM infers the
 /// address space, where a pointer that came out of `asm!` would be accessed by generic instructions.
 #[cfg(target_arch = "nvptx64")]
+#[doc(hidden)]
 #[inline(always)]
-fn from_shared_address(address: u32) -> *mut u8 {
+pub fn from_shared_address<T>(address: u32) -> *mut T {
     let offset = address.wrapping_sub(ptx::dynamic_shared_address());
-    dynamic_shared_mem::<u8>().wrapping_offset(offset as i32 as isize)
+    dynamic_shared_mem::<u8>()
+        .wrapping_offset(offset as i32 as isize)
+        .cast()
 }
 
 /// The dynamic shared memory of the block: as many bytes as the launch asked for, aligned to 1024.

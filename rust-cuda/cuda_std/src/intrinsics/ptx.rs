@@ -110,25 +110,34 @@ pub fn nanosleep(nanos: u32) {
     }
 }
 
-/// The address in the shared window of a buffer of `BYTES` bytes, one buffer per block for each
-/// `Site`.
+/// Declares a shared buffer of the module and yields its address in the shared window; any target.
 ///
-/// The buffer is declared inside the function. So the function must exist once and be called:
-/// every inlined copy of it would declare a buffer of its own.
-#[inline(never)]
-pub fn static_shared<Site, const BYTES: usize, const ALIGN: usize>() -> u32 {
-    let address: u32;
-    // SAFETY: takes an address. Not `pure`: two equal blocks must not be merged into one buffer.
-    unsafe {
-        asm!(
-            "{{ .shared .align {align} .b8 buffer[{bytes}]; mov.u32 {address}, buffer; }}",
-            align = const ALIGN,
-            bytes = const BYTES,
-            address = lateout(reg32) address,
-            options(nomem, nostack, preserves_flags)
+/// The buffer is named after a function that no other expansion has, so each place in the source has
+/// one buffer, however often its code is inlined, and a kernel pays for the buffers whose names occur
+/// in it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __ptx_shared_buffer {
+    ($bytes:expr, $align:expr) => {{
+        fn __shared_array_site() {}
+        ::core::arch::global_asm!(
+            ".shared .align {align} .b8 {site}_shared[{bytes}];",
+            align = const $align,
+            site = sym __shared_array_site,
+            bytes = const $bytes,
         );
-    }
-    address
+        let address: u32;
+        // SAFETY: takes an address.
+        unsafe {
+            ::core::arch::asm!(
+                "mov.u32 {address}, {site}_shared;",
+                address = lateout(reg32) address,
+                site = sym __shared_array_site,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        address
+    }};
 }
 
 /// The address in the shared window of the dynamic shared memory.

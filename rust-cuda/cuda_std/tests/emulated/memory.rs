@@ -4,7 +4,7 @@ use cuda_std::prelude::*;
 use simt::FaultKind;
 
 use crate::harness::{Buffer, SEEDS, fault, machine, reports, run};
-use crate::kernels::memory::{DYNAMIC_WORDS, SPACES, spaces, streams, views};
+use crate::kernels::memory::{LEN, SPACES, spaces, streams, views};
 
 #[test]
 fn views_exchange_vectors_through_both_kinds_of_shared_memory() {
@@ -31,7 +31,7 @@ fn views_exchange_vectors_through_both_kinds_of_shared_memory() {
             output: output.ptr(),
             n: n as u32,
         };
-        run(&machine, 3, 64, 4 * DYNAMIC_WORDS, args);
+        run(&machine, 3, 64, 4 * LEN, args);
         let output: Vec<[u32; 4]> = output.read().into_iter().map(Into::into).collect();
         assert_eq!(output, expected, "seed {seed}");
     }

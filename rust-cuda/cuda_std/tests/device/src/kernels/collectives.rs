@@ -70,13 +70,12 @@ pub unsafe fn shuffles(out: *mut u32) {
 
         // Half a warp; the other half takes part in its own.
         let half = if lane_id() < 16 { 0xffff } else { 0xffff_0000 };
-        for (value, valid) in [
-            warp_shuffle_xor(half, x, 1, 32),
-            warp_shuffle_down(half, x, 1, 16),
-        ] {
-            results.push(value);
-            results.push(u32::from(valid));
-        }
+        let (value, valid) = warp_shuffle_xor(half, x, 1, 32);
+        results.push(value);
+        results.push(u32::from(valid));
+        let (value, valid) = warp_shuffle_down(half, x, 1, 16);
+        results.push(value);
+        results.push(u32::from(valid));
     }
 }
 

@@ -10,16 +10,16 @@ use cuda_std::{mem, shared};
 
 use super::results::Results;
 
-/// Words of dynamic shared memory that [`views`] needs, for blocks of up to 64 threads.
-pub const DYNAMIC_WORDS: usize = 64;
+/// The largest block of [`views`], and the words of dynamic shared memory that it needs.
+pub const LEN: usize = 64;
 
 /// Copies `n` vectors of 16 bytes from `input` to `output`, each half through one kind of access,
 /// exchanging neighbours through static and dynamic shared memory.
 ///
 /// # Safety
 ///
-/// `input` and `output` hold `n` vectors; the launch provides [`DYNAMIC_WORDS`] words; blocks have an
-/// even number of threads, at most 64.
+/// `input` and `output` hold `n` vectors; the launch provides [`LEN`] words; blocks have an
+/// even number of threads, at most [`LEN`].
 #[kernel(max_threads = 64)]
 pub unsafe fn views(input: *const u32x4, output: *mut u32x4, n: u32) {
     let n = n as usize;
@@ -32,8 +32,8 @@ pub unsafe fn views(input: *const u32x4, output: *mut u32x4, n: u32) {
             GlobalView::new(input, n),
             GlobalViewMut::new(output, n),
             GlobalView::new(input.cast::<u32x2>(), 2 * n),
-            SharedView::new(shared_array![u32x4; 64], 64),
-            SharedView::new(shared::dynamic_shared_mem::<u32>(), DYNAMIC_WORDS),
+            SharedView::new(shared_array![u32x4; LEN], LEN),
+            SharedView::new(shared::dynamic_shared_mem::<u32>(), LEN),
         )
     };
     let mut vector = u32x4::from([0; 4]);
@@ -127,8 +127,9 @@ pub unsafe fn spaces(out: *mut u32) {
     unsafe {
         results.push(u32::from(is_in_address_space(out, AddressSpace::Constant)));
         let word = mem::malloc(4).cast::<u32>();
-        *word = thread::index();
-        results.push(*word);
+        // Volatile, since LLVM sees through allocations that it can do without.
+        word.write_volatile(thread::index());
+        results.push(word.read_volatile());
         mem::free(word.cast());
     }
     results.push(mem::dynamic_smem_size());

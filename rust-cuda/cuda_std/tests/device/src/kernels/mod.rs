@@ -10,6 +10,8 @@ pub mod collectives;
 pub mod conversions;
 pub mod copies;
 pub mod floats;
+#[cfg(feature = "alloc")]
+pub mod heap;
 pub mod memory;
 pub mod results;
 pub mod services;
