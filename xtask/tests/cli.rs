@@ -269,10 +269,9 @@ fn the_doctor_works_with_nothing_installed() {
     let mut command = xtask();
     command.arg("doctor").env_clear().current_dir(folder.path());
     let text = succeed(&mut command);
-    assert!(
-        text.contains("Rust toolchain is needed to build anything"),
-        "{text}"
-    );
+    let missing = |what: &str| format!("--      {what:<26}not on the path");
+    assert!(text.contains(&missing("Rust toolchain")), "{text}");
+    assert!(text.contains("needed to build anything"), "{text}");
     assert!(text.contains("rustup toolchain install"), "{text}");
 }
 

@@ -1,11 +1,14 @@
-//! `cargo xtask ci`: everything that must hold before a change is merged, with one table at the end.
+//! `cargo xtask ci`: everything that must hold before a change is merged, with a table and the sum of
+//! all tests at the end.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
 
+use super::test::Counts;
 use super::{ptx, run, test};
 use crate::flags::{
     BackendChoice, BackendFlags, CiFlags, PtxFlags, RunFlags, TestBackend, TestFlags,
@@ -13,6 +16,17 @@ use crate::flags::{
 use crate::process;
 use crate::report::{self, Report};
 use crate::workspace;
+
+/// Kernels written for the published `cuda_std`, as a package that depends on that crate.
+const PUBLISHED_API: &str = "rust-cuda/cuda_std/tests/published_api/against_published/Cargo.toml";
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Document {
+    steps: Vec<Outcome>,
+    /// Absent if no test was started.
+    tests: Option<Counts>,
+}
 
 /// How a step went.
 #[derive(Serialize)]
@@ -31,7 +45,8 @@ struct Outcome {
 pub fn run(flags: CiFlags, report: Report) -> Result<()> {
     let root = workspace::require_root()?;
     let mut outcomes = Vec::new();
-    for (name, step) in steps(&root, report) {
+    let tests = Cell::new(None);
+    for (name, step) in steps(&root, report, &tests) {
         eprintln!("\n==> {name}");
         let start = Instant::now();
         let result = step();
@@ -51,7 +66,6 @@ pub fn run(flags: CiFlags, report: Report) -> Result<()> {
         }
     }
 
-    report.document(&outcomes)?;
     let mut table = report::table(["Step", "Result", "Time"], 2);
     for outcome in &outcomes {
         table.add_row([
@@ -61,7 +75,15 @@ pub fn run(flags: CiFlags, report: Report) -> Result<()> {
         ]);
     }
     report.table(&table)?;
-    let failed = outcomes.iter().filter(|outcome| !outcome.passed);
+    if let Some(counts) = tests.get() {
+        report.line(counts.line())?;
+    }
+    let document = Document {
+        steps: outcomes,
+        tests: tests.get(),
+    };
+    report.document(&document)?;
+    let failed = document.steps.iter().filter(|outcome| !outcome.passed);
     let failed: Vec<_> = failed.map(|outcome| outcome.step).collect();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
@@ -71,8 +93,8 @@ pub fn run(flags: CiFlags, report: Report) -> Result<()> {
 
 type Step<'a> = (&'static str, Box<dyn Fn() -> Result<()> + 'a>);
 
-/// The steps, cheapest first.
-fn steps(root: &Path, report: Report) -> Vec<Step<'_>> {
+/// The steps, cheapest first. The one that runs the tests leaves their sum in `tests`.
+fn steps<'a>(root: &'a Path, report: Report, tests: &'a Cell<Option<Counts>>) -> Vec<Step<'a>> {
     let quiet = report.is_json();
     let inner = report.of_a_step();
     let cargo = move |arguments: &[&str]| {
@@ -119,15 +141,11 @@ fn steps(root: &Path, report: Report) -> Vec<Step<'_>> {
             }),
         ),
         (
-            "tests",
+            "published API",
             Box::new(move || {
-                let flags = TestFlags {
-                    backend: TestBackend::All,
-                    conformance: false,
-                    filter: None,
-                    arguments: Vec::new(),
-                };
-                test::run(flags, inner)
+                let mut command = cargo(&["check", "--locked", "--manifest-path", PUBLISHED_API]);
+                let target = workspace::target_dir(root).join("published-api");
+                process::run(command.env("CARGO_TARGET_DIR", target), quiet)
             }),
         ),
         (
@@ -143,6 +161,20 @@ fn steps(root: &Path, report: Report) -> Vec<Step<'_>> {
                     out: Some(workspace::target_dir(root).join("ci-run")),
                 };
                 run::run(flags, inner)
+            }),
+        ),
+        (
+            "tests",
+            Box::new(move || {
+                let flags = TestFlags {
+                    backend: TestBackend::All,
+                    conformance: false,
+                    filter: None,
+                    arguments: Vec::new(),
+                };
+                let outcome = test::run_tests(&flags, inner)?;
+                tests.set(Some(outcome.counts));
+                outcome.verdict
             }),
         ),
     ]

@@ -12,6 +12,7 @@ use tokenyard::Device;
 use crate::flags::{TestBackend, TestFlags};
 use crate::process;
 use crate::report::Report;
+use crate::tools;
 use crate::workspace;
 
 /// The package of the conformance suite; it has no other tests.
@@ -64,7 +65,8 @@ impl Counts {
         Some(counts)
     }
 
-    fn line(&self) -> String {
+    /// The sum as a line: `12 passed, 0 failed, 1 skipped`.
+    pub fn line(&self) -> String {
         let Self {
             passed,
             failed,
@@ -80,13 +82,36 @@ impl Counts {
 /// A test that fails, a test binary that does not finish, tests that do not compile, `--backend
 /// cuda` without a GPU, or a filter that matches nothing.
 pub fn run(flags: TestFlags, report: Report) -> Result<()> {
+    let outcome = run_tests(&flags, report)?;
+    report.document(&outcome.counts)?;
+    report.line(outcome.counts.line())?;
+    outcome.verdict
+}
+
+/// What became of the tests.
+pub struct Outcome {
+    /// How many passed, failed, and were skipped.
+    pub counts: Counts,
+    /// Whether that is a success.
+    pub verdict: Result<()>,
+}
+
+/// Runs tests and counts them, without printing the sum.
+///
+/// # Errors
+/// When no test can be started.
+pub fn run_tests(flags: &TestFlags, report: Report) -> Result<Outcome> {
     let root = workspace::require_root()?;
     if flags.backend == TestBackend::Cuda {
         Device::cuda(0).context("--backend cuda needs a GPU")?;
     }
     let mut counts = Counts::default();
     let mut finished = Ok(());
-    for mut command in commands(&root, &flags) {
+    for mut command in commands(&root, flags) {
+        // Tests that assemble kernels if they can shall find an assembler that was fetched.
+        if let Ok(ptxas) = tools::find_ptxas(&root) {
+            command.env("PTXAS", ptxas.path());
+        }
         let (more, result) = match report.is_json() {
             true => run_and_count(&mut command, std::io::stderr())?,
             false => run_and_count(&mut command, std::io::stdout())?,
@@ -94,8 +119,13 @@ pub fn run(flags: TestFlags, report: Report) -> Result<()> {
         counts.add(more);
         finished = finished.and(result);
     }
-    report.document(&counts)?;
-    report.line(counts.line())?;
+    Ok(Outcome {
+        counts,
+        verdict: verdict(flags, counts, finished),
+    })
+}
+
+fn verdict(flags: &TestFlags, counts: Counts, finished: Result<()>) -> Result<()> {
     if counts.failed > 0 {
         bail!(
             "{} of {} tests failed",
