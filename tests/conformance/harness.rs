@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fastrand::Rng;
 use tokenyard::options::{Format, InputType};
 use tokenyard_tests::compare::{self, Mismatch};
-use tokenyard_tests::problem::GUARD;
+use tokenyard_tests::memory::GUARD;
 use tokenyard_tests::shapes::slots;
 use tokenyard_tests::suite::Verdict;
 use tokenyard_tests::values::{HAZARDS, activations, hazards};

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use tokenyard::options::{Format, InputType};
 use tokenyard::{Device, Quantized, RoutingTables, ScaleStore, Swizzle, TensorScales};
-use tokenyard_tests::problem::GUARD;
+use tokenyard_tests::memory::GUARD;
 use tokenyard_tests::shapes::{row_offsets, slots};
 use tokenyard_tests::values::activations;
 use tokenyard_tests::{Context, Grouping, Launch, Memory, Problem, Rows, Suite, compare};

@@ -7,7 +7,7 @@ use tokenyard::options::{Format, InputType};
 use tokenyard::{
     Device, DeviceRouting, GroupedQuantizer, Input, Quantized, ScaleStore, Swizzle, TensorScales,
 };
-use tokenyard_tests::problem::Background;
+use tokenyard_tests::memory::Background;
 use tokenyard_tests::shapes::slots;
 use tokenyard_tests::values::hazards;
 use tokenyard_tests::{Context, Launch, Problem, Rows, Suite};
@@ -61,7 +61,10 @@ fn launches(device: &Device, threads: &[u32]) -> Vec<Launch> {
 fn threads_and_stores(context: &Context, format: Format) -> Result<()> {
     let problem = problem(format, InputType::Bf16);
     for device in context.devices() {
-        problem.check_all(&[device.clone()], &launches(&device, &[64, 128, 256]))?;
+        problem.check_all(
+            std::slice::from_ref(&device),
+            &launches(&device, &[64, 128, 256]),
+        )?;
     }
     Ok(())
 }
@@ -70,7 +73,7 @@ fn stores_of_other_inputs(context: &Context, format: Format) -> Result<()> {
     for input_type in [InputType::F16, InputType::F32] {
         let device = context.device();
         let problem = problem(format, input_type);
-        problem.check_all(&[device.clone()], &launches(&device, &[128]))?;
+        problem.check_all(std::slice::from_ref(&device), &launches(&device, &[128]))?;
     }
     Ok(())
 }

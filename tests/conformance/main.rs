@@ -27,6 +27,7 @@ mod errors;
 mod faults;
 mod harness;
 mod hostile;
+mod large;
 mod launch;
 mod policies;
 mod properties;
@@ -35,6 +36,7 @@ mod quantize;
 mod reported;
 mod router;
 mod routing;
+mod routing_errors;
 mod sample;
 mod schedules;
 mod values;
@@ -72,9 +74,11 @@ fn main() -> ExitCode {
         dequantize::register,
         sample::register,
         reported::register,
+        large::register,
         schedules::register,
         properties::register,
         errors::register,
+        routing_errors::register,
         faults::register,
         allocation::register,
     ] {

@@ -4,7 +4,7 @@ use anyhow::Result;
 use fastrand::Rng;
 use tokenyard::options::{Format, InputType};
 use tokenyard::routing::{Routing, max_tiles};
-use tokenyard_tests::problem::Background;
+use tokenyard_tests::memory::Background;
 use tokenyard_tests::shapes::{
     COLUMNS, EMPTY_SLOTS, MANY_SLOTS, PUBLISHED, ROWS, SLOTS, WIDE_COLUMNS, skewed, slots,
 };

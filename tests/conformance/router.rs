@@ -7,10 +7,10 @@ use tokenyard::routing::Routing;
 use tokenyard::{
     Device, DeviceBuffer, DeviceRouting, GroupedQuantizer, RoutingTables, TensorScales, TopkRouter,
 };
-use tokenyard_tests::problem::{Background, Problem};
+use tokenyard_tests::memory::Background;
 use tokenyard_tests::shapes::topk_ids;
 use tokenyard_tests::values::activations;
-use tokenyard_tests::{Context, Rows, Suite, compare};
+use tokenyard_tests::{Context, Problem, Rows, Suite, compare};
 
 pub fn register(suite: &mut Suite) {
     suite.both("router::matches_the_host", matches_the_host);

@@ -26,12 +26,14 @@
 pub mod backend;
 pub mod compare;
 pub mod data;
+pub mod memory;
 pub mod problem;
 pub mod shapes;
 pub mod suite;
 pub mod values;
 
 pub use backend::{Backend, Context, Settings};
-pub use problem::{Grouping, Launch, Memory, Problem};
+pub use memory::Memory;
+pub use problem::{Grouping, Launch, Problem};
 pub use suite::Suite;
 pub use values::Rows;

@@ -32,7 +32,7 @@ impl Verdict {
             Err(reason) if require => {
                 Verdict::Fail(format!("TOKENYARD_REQUIRE_CUDA is set, and {reason}"))
             }
-            Err(reason) => Verdict::Skip(format!("skipped: {reason}")),
+            Err(reason) => Verdict::Skip(skipped(reason)),
         }
     }
 }
@@ -92,7 +92,7 @@ impl Suite {
             .push(Trial::ignorable_test(format!("host::{name}"), move || {
                 Ok(match case().map_err(failed)? {
                     None => Completion::Completed,
-                    Some(reason) => Completion::ignored_with(format!("skipped: {reason}")),
+                    Some(reason) => Completion::ignored_with(skipped(&reason)),
                 })
             }));
     }
@@ -132,6 +132,11 @@ fn summary(conclusion: &Conclusion) -> String {
         "{num_passed} passed, {num_failed} failed, {num_ignored} skipped"
     ));
     text
+}
+
+/// The gist of a reason, for the line of each case; the end of the output has all of it, once.
+fn skipped(reason: &str) -> String {
+    format!("skipped: {}", reason.split(';').next().unwrap_or(reason))
 }
 
 /// The whole chain of causes.
