@@ -72,9 +72,10 @@ pub fn proxy_async_global() {
 
 /// Makes the contents of a tensor map in global memory visible to tensor copies that follow.
 ///
-/// PTX `fence.proxy.tensormap::generic.acquire.gpu`, compute capability 9.0, PTX 8.3
+/// PTX `fence.proxy.tensormap::generic.acquire.sys`, compute capability 9.0, PTX 8.3
 /// ([`has_bulk_copy`](crate::cfg::has_bulk_copy)). Needed when the map's memory may have held another
-/// map before: the copy engine caches maps by address.
+/// map before: the copy engine caches maps by address. The scope is the system, as it is the host that
+/// writes maps.
 ///
 /// # Safety
 ///
@@ -88,7 +89,7 @@ pub unsafe fn proxy_tensor_map_acquire(map: *const crate::tma::TensorMap) {
         cpu: {
             crate::cfg::require(
                 crate::cfg::has_bulk_copy,
-                "fence.proxy.tensormap::generic.acquire.gpu",
+                "fence.proxy.tensormap::generic.acquire.sys",
             );
             simt::device::check(map.cast(), 128, 128, simt::device::Access::Read);
         },

@@ -10,7 +10,9 @@
 //! output when it synchronises. A single call is not mixed with those of other threads. In the
 //! emulator it is collected by the machine.
 //!
-//! Formatting pulls much code into a kernel: for debugging, not for kernels that ship.
+//! Formatting pulls much code into a kernel, and calls through pointers, so that the driver cannot know
+//! how much stack a thread needs: a host that lets kernels print raises `CU_LIMIT_STACK_SIZE` to 8 KiB,
+//! or the launch ends with an illegal address. For debugging, not for kernels that ship.
 
 use core::fmt;
 

@@ -4,6 +4,28 @@
 //! `nvptx64-nvidia-cuda` backend in place of `rustc_codegen_nvvm`, plus what newer hardware needs. A
 //! kernel crate says `#![no_std]` and `use cuda_std::prelude::*;` and nothing else.
 //!
+//! ```
+//! use cuda_std::prelude::*;
+//! use cuda_std::view::{GlobalView, GlobalViewMut};
+//!
+//! /// Doubles `n` values.
+//! ///
+//! /// # Safety
+//! ///
+//! /// `x` and `y` hold `n` values each, and nothing else touches `y`.
+//! #[kernel(max_threads = 256)]
+//! pub unsafe fn double(x: *const f32, y: *mut f32, n: u32) {
+//!     let n = n as usize;
+//!     // SAFETY: the kernel's contract; `i` is compared with `n`.
+//!     let (x, y) = unsafe { (GlobalView::new(x, n), GlobalViewMut::new(y, n)) };
+//!     let i = thread::index_1d() as usize;
+//!     if i < n {
+//!         y.store(i, 2.0 * x.load(i));
+//!     }
+//! }
+//! # fn main() {}
+//! ```
+//!
 //! # Two targets, one source
 //!
 //! Every device function has two bodies. For `nvptx64` it is one instruction, or a few. For any other

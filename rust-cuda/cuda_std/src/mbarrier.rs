@@ -5,7 +5,10 @@
 //! begins. A wait names a phase either by the state its own arrival returned, or by the phase's
 //! parity: 0 for the first, 1 for the second, and so on in turn.
 //!
-//! ```ignore
+//! ```no_run
+//! # use cuda_std::{fence, mbarrier, thread, tma};
+//! # let (bar, tile, source) = (core::ptr::null_mut(), core::ptr::null_mut(), core::ptr::null());
+//! # let bytes = 4096;
 //! if thread::thread_idx_x() == 0 {
 //!     unsafe { mbarrier::init(bar, 1) };
 //!     fence::proxy_async_shared();

@@ -21,7 +21,9 @@ use crate::intrinsics::ptx;
 /// must be [dynamic](dynamic_shared_mem). A kernel's buffers together are padded to 1024 bytes, the
 /// alignment of the dynamic memory behind them.
 ///
-/// ```ignore
+/// ```no_run
+/// # use cuda_std::prelude::*;
+/// # let x = 1.0;
 /// let tile = shared_array![f32; 256];
 /// let t = thread::thread_idx_x() as usize;
 /// unsafe { *tile.add(t) = x };

@@ -8,7 +8,7 @@
 //! Accesses through a global view of a kernel parameter are `ld.global` and `st.global`; through a
 //! [`SharedView`] of memory from [`shared`](crate::shared), `ld.shared` and `st.shared`. A pointer
 //! that was itself loaded from memory gives generic accesses, which work as well. A `T` of
-//! [`u32x4`](crate::simd::u32x4) moves 16 bytes per access.
+//! [`u32x4`] moves 16 bytes per access.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::intrinsics::ptx;

@@ -58,7 +58,7 @@ const COMMON: &str = "
 const HOPPER: &str = "
     cvt.rn.satfinite.e4m3x2.f32 cvt.rn.f16x2.e4m3x2
     fence.proxy.async.shared::cta fence.proxy.async.global
-    fence.proxy.tensormap::generic.acquire.gpu
+    fence.proxy.tensormap::generic.acquire.sys
     cp.async.bulk.global.shared::cta.bulk_group
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
     cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group

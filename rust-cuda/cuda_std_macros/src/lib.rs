@@ -15,17 +15,7 @@ use syn::parse_macro_input;
 
 /// Registers a function as a kernel.
 ///
-/// ```ignore
-/// /// # Safety
-/// /// `y` holds at least `x.len()` elements that no other thread touches.
-/// #[kernel(max_threads = 256)]
-/// pub unsafe fn double(x: &[f32], y: *mut f32) {
-///     let i = thread::index_1d() as usize;
-///     if i < x.len() {
-///         unsafe { *y.add(i) = 2.0 * x[i] };
-///     }
-/// }
-/// ```
+/// The documentation of `cuda_std` begins with one.
 ///
 /// # Signature
 ///

@@ -1,11 +1,17 @@
 //! Atomic operations with the scope in the type and the ordering in the call.
 //!
-//! ```ignore
+//! ```no_run
 //! use cuda_std::atomic::scoped::{Acquire, Atomic, Device, Release};
+//! use cuda_std::thread;
 //!
+//! # let (flag, producers) = (core::ptr::null_mut::<u32>(), 4);
 //! let ready = unsafe { Atomic::<u32, Device>::from_ptr(flag) };
-//! ready.fetch_add(1, Release);                    // in the producers
-//! while ready.load(Acquire) < producers { … }     // in the consumer
+//! // Each producer, once its data is written:
+//! ready.fetch_add(1, Release);
+//! // The consumer, before it reads them:
+//! while ready.load(Acquire) < producers {
+//!     thread::nanosleep(100);
+//! }
 //! ```
 //!
 //! The scope says among which threads an operation is atomic and ordered: [`Block`], [`Device`] or

@@ -212,8 +212,8 @@ macro_rules! address_spaces {
             // SAFETY: looks at the address alone.
             unsafe {
                 asm!(
-                    concat!("{{ .reg .pred p; isspacep.", $space, " p, {ptr}; selp.b32 {d}, 1, 0, p; }}"),
-                    ptr = in(reg64) ptr,
+                    concat!("{{ .reg .pred p; isspacep.", $space, " p, {address}; selp.b32 {d}, 1, 0, p; }}"),
+                    address = in(reg64) ptr.expose_provenance(),
                     d = lateout(reg32) d,
                     options(pure, nomem, nostack, preserves_flags)
                 );
@@ -228,8 +228,8 @@ macro_rules! address_spaces {
             // SAFETY: computes an address.
             unsafe {
                 asm!(
-                    concat!("cvta.to.", $space, ".u64 {d}, {ptr};"),
-                    ptr = in(reg64) ptr,
+                    concat!("cvta.to.", $space, ".u64 {d}, {address};"),
+                    address = in(reg64) ptr.expose_provenance(),
                     d = lateout(reg64) d,
                     options(pure, nomem, nostack, preserves_flags)
                 );
@@ -244,8 +244,8 @@ macro_rules! address_spaces {
             // SAFETY: computes an address.
             unsafe {
                 asm!(
-                    concat!("cvta.", $space, ".u64 {d}, {ptr};"),
-                    ptr = in(reg64) ptr,
+                    concat!("cvta.", $space, ".u64 {d}, {address};"),
+                    address = in(reg64) ptr.expose_provenance(),
                     d = lateout(reg64) d,
                     options(pure, nomem, nostack, preserves_flags)
                 );

@@ -12,6 +12,9 @@ const MAGIC: u64 = u32::from_le_bytes(*b"simt") as u64;
 /// The highest rank that there is a copy for.
 const MAX_RANK: usize = 4;
 
+/// The bytes that the copy engine treats as one along the innermost dimension.
+const CHUNK: usize = 16;
+
 /// A tensor in global memory and the box that one copy moves, as for `cuTensorMapEncodeTiled` with
 /// tiled mode, no interleaving and zero fill.
 ///
@@ -31,13 +34,14 @@ pub struct TensorMapDesc {
     pub strides: [u64; 3],
     /// The box's extents in elements, 1 to 256, before element strides are taken into account.
     pub box_extents: [u32; 4],
-    /// Every how many-th element of the box is moved along each dimension, 1 to 8.
+    /// Every how many-th element of the box is moved along each dimension, 1 to 8; 1 along the
+    /// innermost, which has no strides.
     pub element_strides: [u32; 4],
     /// How the box is permuted in shared memory.
     pub swizzle: Swizzle,
 }
 
-/// Why a tensor map cannot be made. The driver refuses the same descriptions.
+/// Why a tensor map cannot be made: the driver refuses it too, unless said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorMapError {
@@ -84,13 +88,23 @@ pub enum TensorMapError {
         /// In elements.
         stride: u32,
     },
-    /// The rows of the box do not suit the copy engine or the swizzle.
-    #[error("box rows of {bytes} bytes, expected a multiple of 16, at most {max}")]
+    /// The innermost dimension has an element stride. The driver ignores it.
+    #[error("an element stride of {0} in the innermost dimension, which has none")]
+    InnerStride(u32),
+    /// The rows of the box are no whole chunks.
+    #[error("box rows of {bytes} bytes, expected a multiple of 16")]
     BoxRow {
         /// The bytes of the box along the innermost dimension.
         bytes: usize,
-        /// The limit that the swizzle sets, or else the engine.
-        max: usize,
+    },
+    /// The rows of the box do not fill the swizzle's span. The driver accepts shorter ones; how they
+    /// lie in shared memory is not modelled.
+    #[error("box rows of {bytes} bytes, expected the {span} of the swizzle's span")]
+    SwizzledRow {
+        /// The bytes of the box along the innermost dimension.
+        bytes: usize,
+        /// The span of the swizzle.
+        span: usize,
     },
 }
 
@@ -99,7 +113,7 @@ impl TensorMap {
     ///
     /// # Errors
     ///
-    /// If the driver would refuse the description.
+    /// If the driver would refuse the description, or the emulator does not model it.
     pub fn emulated(desc: &TensorMapDesc) -> Result<Self, TensorMapError> {
         let rank = desc.rank;
         if !(2..=MAX_RANK).contains(&rank) {
@@ -131,10 +145,16 @@ impl TensorMap {
                 return Err(TensorMapError::Stride { dimension, stride });
             }
         }
+        if desc.element_strides[0] != 1 {
+            return Err(TensorMapError::InnerStride(desc.element_strides[0]));
+        }
         let bytes = desc.box_extents[0] as usize * desc.element_bytes as usize;
-        let max = desc.swizzle.span_bytes().unwrap_or(256 * 8);
-        if bytes > max || !bytes.is_multiple_of(16) {
-            return Err(TensorMapError::BoxRow { bytes, max });
+        match desc.swizzle.span_bytes() {
+            Some(span) if bytes != span => {
+                return Err(TensorMapError::SwizzledRow { bytes, span });
+            }
+            _ if !bytes.is_multiple_of(CHUNK) => return Err(TensorMapError::BoxRow { bytes }),
+            _ => {}
         }
         Ok(encode(desc))
     }
@@ -210,8 +230,8 @@ fn check_bulk(shared: *const u8, global: *const u8, bytes: u32) {
         format_args!("a bulk copy with {global:p} in place of global memory"),
     );
     expect(
-        shared.addr().is_multiple_of(16)
-            && global.addr().is_multiple_of(16)
+        shared.addr().is_multiple_of(CHUNK)
+            && global.addr().is_multiple_of(CHUNK)
             && bytes.is_multiple_of(16),
         format_args!(
             "a bulk copy of {bytes} bytes between {shared:p} and {global:p}: all three must be \
@@ -249,8 +269,18 @@ struct Run {
 #[track_caller]
 pub unsafe fn tensor_store(map: *const TensorMap, coordinates: &[i32], src: *const u8) {
     // SAFETY: forwarded to the caller.
-    let desc = unsafe { checked_map(map, coordinates.len(), src) };
-    let pieces: Vec<CopyPiece> = runs(&desc, coordinates, src.addr())
+    let desc = unsafe { checked_map(map, coordinates, src) };
+    expect(
+        coordinates.iter().all(|coordinate| *coordinate >= 0),
+        format_args!(
+            "a tensor store at {coordinates:?}: only loads may begin before the tensor (an illegal \
+             instruction on a GPU)"
+        ),
+    );
+    // Chunks that begin inside the tensor are written whole.
+    let row = desc.extents[0] * u64::from(desc.element_bytes);
+    let writable = row.next_multiple_of(CHUNK as u64) / u64::from(desc.element_bytes);
+    let pieces: Vec<CopyPiece> = runs(&desc, writable, coordinates, src.addr())
         .into_iter()
         .filter_map(|run| {
             Some(CopyPiece {
@@ -274,9 +304,9 @@ pub unsafe fn tensor_load(
     mbarrier: *mut u64,
 ) {
     // SAFETY: forwarded to the caller.
-    let desc = unsafe { checked_map(map, coordinates.len(), dst) };
+    let desc = unsafe { checked_map(map, coordinates, dst) };
     let (mut pieces, mut zero) = (Vec::new(), Vec::new());
-    for run in runs(&desc, coordinates, dst.addr()) {
+    for run in runs(&desc, desc.extents[0], coordinates, dst.addr()) {
         let shared = dst.with_addr(run.shared);
         match run.global {
             Some(global) => pieces.push(CopyPiece {
@@ -296,7 +326,12 @@ pub unsafe fn tensor_load(
 ///
 /// `map` points at a readable tensor map.
 #[track_caller]
-unsafe fn checked_map(map: *const TensorMap, rank: usize, shared: *const u8) -> TensorMapDesc {
+unsafe fn checked_map(
+    map: *const TensorMap,
+    coordinates: &[i32],
+    shared: *const u8,
+) -> TensorMapDesc {
+    let rank = coordinates.len();
     device::check(
         map.cast(),
         size_of::<TensorMap>(),
@@ -312,6 +347,14 @@ unsafe fn checked_map(map: *const TensorMap, rank: usize, shared: *const u8) -> 
         device::is_shared(shared),
         format_args!("a tensor copy with {shared:p} in place of shared memory"),
     );
+    let offset = i64::from(coordinates[0]) * i64::from(desc.element_bytes);
+    expect(
+        offset % CHUNK as i64 == 0,
+        format_args!(
+            "a tensor copy at {coordinates:?}, {offset} bytes into a row, which must be a multiple of \
+             {CHUNK} (an illegal instruction on a GPU)"
+        ),
+    );
     // A swizzle acts on addresses, so a box may begin anywhere in its pattern.
     expect(
         shared.addr().is_multiple_of(128),
@@ -322,8 +365,9 @@ unsafe fn checked_map(map: *const TensorMap, rank: usize, shared: *const u8) -> 
     desc
 }
 
-/// The runs of a box at `coordinates`, whose image in shared memory starts at `shared`.
-fn runs(desc: &TensorMapDesc, coordinates: &[i32], shared: usize) -> Vec<Run> {
+/// The runs of a box at `coordinates`, whose image in shared memory starts at `shared`, in a tensor
+/// whose rows have `row` elements that count as being there.
+fn runs(desc: &TensorMapDesc, row: u64, coordinates: &[i32], shared: usize) -> Vec<Run> {
     let element = desc.element_bytes as usize;
     let counts: Vec<u32> = (0..desc.rank)
         .map(|dimension| desc.box_extents[dimension].div_ceil(desc.element_strides[dimension]))
@@ -337,12 +381,12 @@ fn runs(desc: &TensorMapDesc, coordinates: &[i32], shared: usize) -> Vec<Run> {
             let step = rest % counts[dimension] * desc.element_strides[dimension];
             rest /= counts[dimension];
             let index = i64::from(coordinates[dimension]) + i64::from(step);
-            let pitch = match dimension {
-                0 => element as u64,
-                outer => desc.strides[outer - 1],
+            let (pitch, extent) = match dimension {
+                0 => (element as u64, row),
+                outer => (desc.strides[outer - 1], desc.extents[outer]),
             };
             global = global
-                .filter(|_| (0..desc.extents[dimension] as i64).contains(&index))
+                .filter(|_| (0..extent as i64).contains(&index))
                 .map(|address| address + index as usize * pitch as usize);
         }
         let address = desc.swizzle.apply(shared + number as usize * element);

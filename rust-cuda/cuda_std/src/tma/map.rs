@@ -24,7 +24,7 @@ impl TensorMap {
 /// How 16-byte chunks are permuted in shared memory, so that columns of a box spread over the banks.
 ///
 /// The chunk's index within the span is XORed with the index of the 128-byte line, modulo the chunks
-/// in the span. The innermost dimension of a box is at most the span.
+/// in the span. The innermost dimension of a box has the size of the span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Swizzle {
     /// Rows follow each other as they are.
@@ -66,7 +66,7 @@ impl Swizzle {
         }
     }
 
-    /// The greatest size of a box's innermost dimension, if there is one.
+    /// The size of a box's innermost dimension, if the mode prescribes one.
     #[inline(always)]
     pub const fn span_bytes(self) -> Option<usize> {
         match self {

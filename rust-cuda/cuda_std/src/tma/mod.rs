@@ -4,16 +4,25 @@
 //! issuing thread's *bulk group*; [`commit_group`] closes the group and [`wait_group`] waits for older
 //! ones. A load reports to an [`mbarrier`](crate::mbarrier).
 //!
-//! ```ignore
-//! tile.store(i, value);                   // every thread writes its part
-//! fence::proxy_async_shared();            // every thread: make it visible to the copy engine
+//! ```no_run
+//! # use cuda_std::{fence, thread, tma, view::SharedView};
+//! # let tile = unsafe { SharedView::new(core::ptr::null_mut::<u32>(), 64) };
+//! # let (i, value, destination, bytes) = (0, 1, core::ptr::null_mut(), 256);
+//! // Every thread writes its part and makes it visible to the copy engine.
+//! tile.store(i, value);
+//! fence::proxy_async_shared();
 //! thread::sync_threads();
 //! if thread::thread_idx_x() == 0 {
 //!     unsafe { tma::bulk_store(destination, tile.as_ptr().cast(), bytes) };
 //!     tma::commit_group();
-//!     tma::wait_group_read::<0>();        // the tile may be overwritten
+//!     // From here on the tile may be overwritten.
+//!     tma::wait_group_read::<0>();
 //! }
 //! ```
+//!
+//! What is said of tensor copies beyond the manual was measured on an H200, with the kernels of
+//! `tests/device`: illegal coordinates end the launch with an illegal instruction, and stores write whole
+//! chunks of 16 bytes.
 //!
 //! None of these is collective: one thread issues a copy for all. All need compute capability 9.0
 //! ([`cfg::has_bulk_copy`](crate::cfg::has_bulk_copy)) and PTX 8.0.
@@ -94,14 +103,19 @@ macro_rules! tensor_copies {
         )]
         ///
         /// `coordinates` are the element coordinates of the box's first element, innermost dimension
-        /// first; whatever lies outside the tensor is not written.
+        /// first; whatever lies outside the tensor is not written. Along the innermost dimension that
+        /// goes by chunks of 16 bytes: one that begins inside the tensor is written whole, so padding
+        /// after a row whose size is no multiple of 16 bytes is overwritten.
         ///
         #[doc = concat!("PTX `cp.async.bulk.tensor.", $ptx_rank, ".global.shared::cta.tile.bulk_group`.")]
         ///
         /// # Safety
         ///
-        /// As for [`bulk_store`]; moreover `map` is a valid tensor map of this rank in global memory
-        /// and `src` is aligned to 128 bytes, with a swizzle to the swizzle's whole pattern.
+        /// As for [`bulk_store`]; moreover
+        ///
+        /// * `map` is a valid tensor map of this rank in global memory;
+        /// * `src` is aligned to 128 bytes;
+        /// * no coordinate is negative, and the innermost is a multiple of 16 bytes.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $store(map: *const TensorMap, coordinates: [i32; $rank], src: *const u8) {
@@ -126,8 +140,11 @@ macro_rules! tensor_copies {
         ///
         /// # Safety
         ///
-        /// As for [`bulk_load`]; moreover `map` is a valid tensor map of this rank in global memory
-        /// and `dst` is aligned to 128 bytes, with a swizzle to the swizzle's whole pattern.
+        /// As for [`bulk_load`]; moreover
+        ///
+        /// * `map` is a valid tensor map of this rank in global memory;
+        /// * `dst` is aligned to 128 bytes;
+        /// * the innermost coordinate is a multiple of 16 bytes.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $load(

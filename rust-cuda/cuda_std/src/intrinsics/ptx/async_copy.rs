@@ -29,7 +29,7 @@ pub fn fence_proxy_async_global() {
     }
 }
 
-/// `fence.proxy.tensormap::generic.acquire.gpu`; cc 9.0, PTX 8.3.
+/// `fence.proxy.tensormap::generic.acquire.sys`; cc 9.0, PTX 8.3.
 ///
 /// # Safety
 ///
@@ -39,7 +39,7 @@ pub unsafe fn fence_proxy_tensormap_acquire(map: *const u8) {
     // SAFETY: forwarded to the caller.
     unsafe {
         asm!(
-            "fence.proxy.tensormap::generic.acquire.gpu [{map}], 128;",
+            "fence.proxy.tensormap::generic.acquire.sys [{map}], 128;",
             map = in(reg64) map,
             options(nostack, preserves_flags)
         );
