@@ -1,9 +1,9 @@
 //! Compiles `kernels-gpu` to PTX for each architecture, assembles it where `ptxas` is at hand, and
-//! writes a module that embeds the results: `IMAGES`, `ENTRIES` and `MISSING` of
+//! writes a module that embeds the results: `IMAGES`, `ENTRY_NAMES` and `MISSING` of
 //! `src/backend/images.rs`.
 
 use cuda_builder::ptx::Module;
-use cuda_builder::ptxas::Ptxas;
+use cuda_builder::ptxas::{Ptxas, PtxasError};
 use cuda_builder::{ArchVariant, BuiltModule, CudaBuilder, CudaBuilderError, NvvmArch};
 use std::error::Error;
 use std::fmt::Write;
@@ -20,6 +20,9 @@ const ARCHITECTURES: [NvvmArch; 3] = [
 fn main() -> Result<(), Box<dyn Error>> {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     println!("cargo::rerun-if-changed=build.rs");
+    for variable in ["PTXAS", "PATH", "CUDA_HOME", "CUDA_PATH"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
 
     let built = CudaBuilder::new("../kernels-gpu")
         .archs(&ARCHITECTURES)
@@ -38,11 +41,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn images(modules: &[BuiltModule], out_dir: &Path) -> Result<String, Box<dyn Error>> {
-    let ptxas = Ptxas::find().ok();
+    // Machine code saves compilation at load, no more: without an assembler there is PTX.
+    let ptxas = Ptxas::find()
+        .inspect_err(|error| {
+            if env::var_os("PTXAS").is_some() {
+                println!("cargo::warning=no machine code is embedded: {error}");
+            }
+        })
+        .ok();
     let mut source = String::from("pub(crate) const IMAGES: &[Image] = &[\n");
     let mut entries = Vec::new();
     for module in modules {
         let ptx = fs::read_to_string(&module.ptx)?;
+        // The entries are the same for every architecture: they come from the same source.
         let parsed = Module::parse(&ptx)?;
         entries = parsed
             .entries
@@ -50,10 +61,20 @@ fn images(modules: &[BuiltModule], out_dir: &Path) -> Result<String, Box<dyn Err
             .map(|entry| entry.name.clone())
             .collect();
 
-        let cubin = match &ptxas {
-            Some(ptxas) => {
+        // An assembler older than an architecture refuses it.
+        let assembled = ptxas.as_ref().and_then(|ptxas| {
+            let warn = |error: &PtxasError| {
+                println!(
+                    "cargo::warning=no machine code for {}: {error}",
+                    module.arch
+                );
+            };
+            ptxas.assemble(&ptx, module.arch).inspect_err(warn).ok()
+        });
+        let cubin = match assembled {
+            Some(assembled) => {
                 let path = out_dir.join(format!("{}.cubin", module.arch.sm()));
-                fs::write(&path, ptxas.assemble(&ptx, module.arch)?.cubin)?;
+                fs::write(&path, assembled.cubin)?;
                 format!("Some(include_bytes!({path:?}))")
             }
             None => "None".into(),
@@ -67,7 +88,10 @@ fn images(modules: &[BuiltModule], out_dir: &Path) -> Result<String, Box<dyn Err
         )?;
     }
     writeln!(source, "];")?;
-    writeln!(source, "pub(crate) const ENTRIES: &[&str] = &{entries:?};")?;
+    writeln!(
+        source,
+        "pub(crate) const ENTRY_NAMES: &[&str] = &{entries:?};"
+    )?;
     writeln!(
         source,
         "pub(crate) const MISSING: Option<(&str, &str)> = None;"
@@ -86,7 +110,7 @@ fn missing(error: &CudaBuilderError) -> String {
     };
     format!(
         "pub(crate) const IMAGES: &[Image] = &[];\n\
-         pub(crate) const ENTRIES: &[&str] = &[];\n\
+         pub(crate) const ENTRY_NAMES: &[&str] = &[];\n\
          pub(crate) const MISSING: Option<(&str, &str)> = Some(({:?}, {command:?}));\n",
         error.to_string(),
     )

@@ -48,7 +48,9 @@ impl Default for EmulatorOptions {
 }
 
 impl Device {
-    /// The GPU with this ordinal, from 0.
+    /// The GPU with this ordinal, from 0. Each call opens it anew; clone the handle to share buffers.
+    ///
+    /// Calls on the device make its primary context the calling thread's current one.
     ///
     /// # Errors
     ///

@@ -179,7 +179,8 @@ impl DeviceRouting {
         })
     }
 
-    /// Waits for the tables and checks what they say.
+    /// Waits for the tables and checks what the offsets say. Ids and source rows need no check: those
+    /// that name nothing are inactive slots and rows of zeros.
     ///
     /// # Errors
     ///
@@ -310,7 +311,8 @@ impl TopkRouter {
         )
     }
 
-    /// Fills `tables` from `ids`, `[tokens, top_k]`. Neither allocates nor waits.
+    /// Fills `tables` from `ids`, `[tokens, top_k]`. Neither allocates nor waits. Work on other streams
+    /// that uses the tables must be ordered by [events](Stream::wait).
     ///
     /// # Errors
     ///
@@ -346,12 +348,11 @@ impl TopkRouter {
                 assignments,
             });
         };
+        let per_expert = LaunchConfig::line(experts as u64, route::THREADS, route::SHARED_BYTES)?;
+        let single = LaunchConfig::line(1, route::THREADS, route::SHARED_BYTES)?;
         // What the tables say is now up to the device.
         tables.tiles_needed = max_tiles(assignments, experts);
         tables.source_rows_end = Some(self.tokens);
-
-        let per_expert = LaunchConfig::line(experts as u64, route::THREADS, route::SHARED_BYTES)?;
-        let single = LaunchConfig::line(1, route::THREADS, route::SHARED_BYTES)?;
         // SAFETY: lengths were checked above, and the launches are those the kernels ask for.
         unsafe {
             stream.launch(

@@ -232,6 +232,10 @@ impl NanPolicy {
 }
 
 /// The three policies of a quantization. `QuantizeOptions::default()` is what most callers want.
+///
+/// Infinity needs no policy. In NVFP4 its block has the largest scale, 448, and it becomes ±6; in the
+/// MX formats its block has a NaN scale and NaN codes (0x7F in MXFP8; 0x7, which reads as 6, in MXFP4,
+/// where the scale is what says NaN).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct QuantizeOptions {
     /// How an MX scale is chosen from amax.

@@ -10,6 +10,7 @@ use crate::options::{
     UnsupportedRounding,
 };
 use crate::stream::Stream;
+use cuda_std::tma::TensorMap;
 use half::{bf16, f16};
 use kernels_gpu::formats::{self, Rules};
 use kernels_gpu::quantize::{self, STAGING_BYTES};
@@ -113,7 +114,7 @@ pub enum QuantizeError {
         columns: usize,
     },
 
-    /// The output has fewer rows than the routing, or other than dequantization was asked for.
+    /// The output has another number of rows than the routing.
     #[error("the output has {found} rows, the routing {expected}")]
     OutputRows {
         /// Rows of the output.
@@ -154,7 +155,9 @@ pub enum QuantizeError {
     NoTensorScale,
 
     /// A tensor-wise factor is not a positive number.
-    #[error("the tensor-wise factor of expert {expert} is {value}; it must be finite and above 0")]
+    #[error(
+        "the tensor-wise factor of expert {expert} is {value}; it must be finite, above 0 and not subnormal"
+    )]
     TensorScale {
         /// The expert.
         expert: usize,
@@ -182,7 +185,8 @@ pub enum ScaleStore {
 ///
 /// A factor *multiplies* the largest magnitude before the block scale is formed (the "encode"
 /// factor): elements decode as `code * block_scale / factor`. A common choice for NVFP4 is
-/// `448 * 6 / amax` of the tensor; the MX formats use 1.
+/// `448 * 6 / amax` of the tensor; the MX formats use 1. A subnormal factor is allowed and useless: its
+/// reciprocal counts as infinite, so all elements become 0.
 #[derive(Debug)]
 pub struct TensorScales(DeviceBuffer<f32>);
 
@@ -221,7 +225,7 @@ impl TensorScales {
         if factors.is_empty() {
             return Err(QuantizeError::NoTensorScale);
         }
-        to_u32("the number of tensor-wise factors", factors.len())?;
+        to_index("the number of tensor-wise factors", factors.len())?;
         Ok(Self(factors))
     }
 
@@ -354,9 +358,9 @@ impl Quantized {
     fn describe_scales(&mut self, swizzle: Swizzle) -> Result<(), QuantizeError> {
         let device = self.scales.device().clone();
         let tiles = self.scales.len() / TILE_BYTES;
-        let mut map = device.alloc(128)?;
+        let mut map = device.alloc(size_of::<TensorMap>())?;
         if tiles > 0 {
-            // SAFETY: `map` has 128 bytes, and `scales` is `tiles` tiles.
+            // SAFETY: `map` has room for a tensor map, and `scales` is `tiles` tiles.
             unsafe {
                 device.backend().encode_scale_map(
                     map.as_mut_ptr(),
@@ -431,7 +435,8 @@ impl Quantized {
         let mut output = device.alloc_filled::<f32>(self.rows * self.columns, 0)?;
         let rows = self.rows as u32;
         let columns = self.columns as u32;
-        let config = LaunchConfig::line(dequantize::blocks(rows, columns), dequantize::THREADS, 0)?;
+        let config =
+            LaunchConfig::line(dequantize::grid_size(rows, columns), dequantize::THREADS, 0)?;
         // One argument list for three entries of the same signature.
         macro_rules! launch {
             ($entry:ident) => {
@@ -489,16 +494,16 @@ fn check_columns(columns: usize) -> Result<u32, QuantizeError> {
     if !columns.is_multiple_of(COLUMN_MULTIPLE) {
         return Err(QuantizeError::Columns { columns });
     }
-    // Column tiles are numbered from the start of a run of 256, whose end must fit as well.
-    let limit = u32::MAX as usize - quantize::RUN_COLUMNS as usize;
-    if columns > limit {
-        return Err(QuantizeError::TooLarge {
-            what: "the number of columns",
-            value: columns,
-            limit,
-        });
+    to_u32("the number of columns", columns)
+}
+
+/// For what signed 32-bit indices name.
+fn to_index(what: &'static str, value: usize) -> Result<u32, QuantizeError> {
+    let limit = i32::MAX as usize;
+    if value > limit {
+        return Err(QuantizeError::TooLarge { what, value, limit });
     }
-    Ok(columns as u32)
+    Ok(value as u32)
 }
 
 fn to_u32(what: &'static str, value: usize) -> Result<u32, QuantizeError> {
@@ -529,13 +534,27 @@ struct Call<'a> {
     scale_store: u32,
 }
 
+/// A line of [`for_each_quantize_entry`].
+struct Entry {
+    name: &'static str,
+    /// Names of the kernel crate's types, which are those of the options but for upper case.
+    format: &'static str,
+    input_type: &'static str,
+    threads: u32,
+    launcher: Launcher,
+}
+
 type Launcher = unsafe fn(Call<'_>) -> Result<(), DeviceError>;
 
 macro_rules! entry_table {
     ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
-        /// The quantize entries by name.
-        const ENTRIES: &[(&str, Launcher)] = &[$(
-            (stringify!($name), |call| {
+        /// The quantize entries.
+        const ENTRIES: &[Entry] = &[$(Entry {
+            name: stringify!($name),
+            format: stringify!($format),
+            input_type: stringify!($input),
+            threads: $threads,
+            launcher: |call| {
                 let routing = call.routing;
                 let args = quantize::$name::Args {
                     input: call.input.cast(),
@@ -561,8 +580,8 @@ macro_rules! entry_table {
                 };
                 // SAFETY: the caller's obligation.
                 unsafe { call.stream.launch(call.config, args) }
-            }),
-        )*];
+            },
+        }),*];
     };
 }
 
@@ -660,16 +679,14 @@ impl GroupedQuantizerBuilder {
             }
             store => store,
         };
-        let suffix = match self.threads {
-            DEFAULT_THREADS => String::new(),
-            threads => format!("_t{threads}"),
-        };
-        let name = format!(
-            "grouped_quantize_{}_{}{suffix}",
-            self.format, self.input_type
-        );
-        let Some(&(_, launcher)) = ENTRIES.iter().find(|(entry, _)| *entry == name) else {
-            let names: Vec<_> = ENTRIES.iter().map(|(name, _)| *name).collect();
+        let Some(entry) = ENTRIES.iter().find(|entry| {
+            entry.format.eq_ignore_ascii_case(self.format.name())
+                && entry
+                    .input_type
+                    .eq_ignore_ascii_case(self.input_type.name())
+                && entry.threads == self.threads
+        }) else {
+            let names: Vec<_> = ENTRIES.iter().map(|entry| entry.name).collect();
             return Err(QuantizeError::NoKernel {
                 format: self.format,
                 input_type: self.input_type,
@@ -696,7 +713,7 @@ impl GroupedQuantizerBuilder {
             columns,
             rules,
             scale_store,
-            launcher,
+            launcher: entry.launcher,
             choices: self,
         })
     }
@@ -792,8 +809,9 @@ impl GroupedQuantizer {
         Ok(output)
     }
 
-    /// Quantizes `input` into `output`. Neither allocates nor waits: the work is done when the
-    /// stream has got there.
+    /// Quantizes `input` into `output`. Neither allocates nor waits, if this quantizer made or
+    /// [adopted](Self::adopt) the output: the work is done when the stream has got there. Work on other
+    /// streams that writes any of these buffers must be ordered by [events](Stream::wait).
     ///
     /// Rows of no slot, and rows of a slot whose expert has no tensor-wise factor, are not written.
     /// Every byte of an occupied scale tile is written, zeros where there is no row or block; other
@@ -852,7 +870,7 @@ impl GroupedQuantizer {
         let call = Call {
             stream,
             config: LaunchConfig::line(
-                quantize::blocks(row_tiles, self.columns),
+                quantize::grid_size(row_tiles, self.columns),
                 self.choices.threads,
                 STAGING_BYTES,
             )?,
@@ -875,8 +893,8 @@ impl GroupedQuantizer {
         };
         // SAFETY: every extent is that of the buffer it goes with: `data` and `scales` by
         // `Quantized`, the tables by `DeviceRouting`, the input by `input_rows`. The launch is the
-        // one that the entry asks for. `output` is borrowed mutably, so nothing else in this
-        // program writes it before the next use of the stream.
+        // one that the entry asks for. That no other stream writes the buffers meanwhile is the
+        // documented duty of whoever uses several; the kernel stays inside them either way.
         unsafe { (self.launcher)(call) }?;
         Ok(())
     }
@@ -924,6 +942,6 @@ impl GroupedQuantizer {
         {
             return Err(QuantizeError::SourceRow { row: end - 1, rows });
         }
-        to_u32("the number of input rows", rows)
+        to_index("the number of input rows", rows)
     }
 }

@@ -13,7 +13,7 @@ use cuda_std::view::{GlobalView, GlobalViewMut};
 pub const THREADS: u32 = 128;
 
 /// Thread blocks for `rows` rows of `columns`: one thread for 8 elements.
-pub const fn blocks(rows: u32, columns: u32) -> u64 {
+pub const fn grid_size(rows: u32, columns: u32) -> u64 {
     (rows as u64 * (columns / CHUNK) as u64).div_ceil(THREADS as u64)
 }
 
@@ -113,7 +113,7 @@ macro_rules! entries {
     ($($name:ident: $format:ty;)*) => {$(
         #[doc = concat!("Dequantizes grouped ", stringify!($format), " rows.")]
         ///
-        /// Launch with [`blocks`] blocks of [`THREADS`] threads.
+        /// Launch with [`grid_size`] blocks of [`THREADS`] threads.
         ///
         /// # Safety
         ///

@@ -1,6 +1,7 @@
 //! From a scale tile to the expert that owns it.
 //!
-//! Rows are grouped: slot `i` owns the rows `row_offsets[i] .. row_offsets[i + 1]`, and its scales
+//! Rows are grouped. A *slot* is a position in the grouped order; `expert_ids[slot]` is its *expert*, an
+//! index into the tensor-wise factors. Slot `i` owns the rows `row_offsets[i] .. row_offsets[i + 1]`, and its scales
 //! begin at row tile
 //!
 //! ```text
@@ -41,28 +42,17 @@ impl Groups {
     /// First row tile of a slot.
     #[inline(always)]
     pub fn tile_start(self, slot: u32) -> u32 {
-        let tiles_before = self.row_offsets.load(slot as usize) / TILE_ROWS;
-        tiles_before.saturating_add(self.scales_offsets.load(slot as usize))
+        let whole_tiles = self.row_offsets.load(slot as usize) / TILE_ROWS;
+        whole_tiles.saturating_add(self.scales_offsets.load(slot as usize))
     }
 
     /// The rows in row tile `tile`, or `None` for a slack tile, which belongs to nobody.
     ///
-    /// A bisection: `ceil(log2(slots))` dependent reads, which every thread of a block makes at the
-    /// same addresses. Tables that are not what they should be give wrong rows, never rows that do
-    /// not exist.
+    /// `ceil(log2(slots))` dependent reads, which every thread of a block makes at the same addresses.
+    /// Tables that are not what they should be give another slot's rows, never rows that do not exist.
     #[inline(always)]
     pub fn rows_in_tile(self, tile: u32) -> Option<TileRows> {
-        let mut slot = 0;
-        let mut past = self.slots;
-        while slot + 1 < past {
-            let middle = slot + (past - slot) / 2;
-            if self.tile_start(middle) <= tile {
-                slot = middle;
-            } else {
-                past = middle;
-            }
-        }
-
+        let slot = self.last_slot(|slot| self.tile_start(slot) <= tile);
         let start = self.row_offsets.load(slot as usize).min(self.rows);
         let end = self.row_offsets.load(slot as usize + 1).min(self.rows);
         let tile_in_slot = tile.checked_sub(self.tile_start(slot))?;
@@ -81,11 +71,17 @@ impl Groups {
     /// The slot that owns `row`: the last one whose first row is at or before it.
     #[inline(always)]
     pub fn slot_of_row(self, row: u32) -> u32 {
+        self.last_slot(|slot| self.row_offsets.load(slot as usize) <= row)
+    }
+
+    /// The last slot that begins early enough, or the first one: a bisection, as slots begin in order.
+    #[inline(always)]
+    fn last_slot(self, begins_early_enough: impl Fn(u32) -> bool) -> u32 {
         let mut slot = 0;
         let mut past = self.slots;
         while slot + 1 < past {
             let middle = slot + (past - slot) / 2;
-            if self.row_offsets.load(middle as usize) <= row {
+            if begins_early_enough(middle) {
                 slot = middle;
             } else {
                 past = middle;

@@ -20,3 +20,6 @@ pub mod formats;
 pub mod quantize;
 pub mod route;
 pub mod scale_tile;
+
+/// Lanes of a warp.
+pub(crate) const WARP: u32 = 32;

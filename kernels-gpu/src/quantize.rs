@@ -18,7 +18,8 @@
 //! Row tiles beyond the last occupied one ("slack") leave at once: the scales tensor is sized by an
 //! upper bound, as the host does not know how many rows each expert got.
 
-use crate::expert_search::{Groups, TileRows};
+use crate::WARP;
+use crate::expert_search::Groups;
 use crate::formats::{
     Amax, Bf16, BlockFormat, CHUNK, ElementFormat, F16, F32, InputFormat, Multiplier, MxFp4, MxFp8,
     NvFp4, Rules, TensorScale,
@@ -29,18 +30,15 @@ use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
 use cuda_std::{cfg, fence, shared, tma, warp};
 
-/// Threads of a warp.
-const WARP: u32 = 32;
-
 /// All lanes of a warp.
 const FULL_MASK: u32 = u32::MAX;
 
-/// Chunks that a lane handles side by side: a whole NVFP4 block, half an MX block. Twice the elements
-/// for one scale, and fewer shuffles, against a load that is split in two.
-const CHUNKS: u32 = 2;
+/// Chunks that a lane handles side by side: 16 elements, a whole NVFP4 block or half an MX block. That
+/// halves the scale arithmetic and the shuffles; the price is two 16-byte loads instead of one.
+const CHUNKS_PER_LANE: u32 = 2;
 
-/// Columns that a block handles: what one warp reads of a row.
-pub const RUN_COLUMNS: u32 = WARP * CHUNKS * CHUNK;
+/// Columns of a *run*: what one warp reads of a row, and a thread block of each of its rows.
+pub const RUN_COLUMNS: u32 = WARP * CHUNKS_PER_LANE * CHUNK;
 
 /// Rows that a warp loads before it works on the first of them, to keep loads in flight.
 const ROWS_IN_FLIGHT: u32 = 2;
@@ -49,17 +47,13 @@ const ROWS_IN_FLIGHT: u32 = 2;
 /// give this many.
 pub const STAGING_BYTES: usize = column_tiles_per_block::<NvFp4>() as usize * TILE_BYTES;
 
-/// The staging area. A tensor map's swizzle looks at the address bits up to 1024.
-#[repr(C, align(1024))]
-struct Staging([u8; STAGING_BYTES]);
-
 /// Scale tiles side by side in the columns of one block.
 const fn column_tiles_per_block<F: BlockFormat>() -> u32 {
     RUN_COLUMNS / F::TILE_COLUMNS
 }
 
-/// Thread blocks that cover a scales tensor of `row_tiles` by `ceil(columns / tile columns)`.
-pub const fn blocks(row_tiles: u32, columns: u32) -> u64 {
+/// Thread blocks that cover a scales tensor, as a line, of `row_tiles` by `ceil(columns / tile columns)`.
+pub const fn grid_size(row_tiles: u32, columns: u32) -> u64 {
     row_tiles as u64 * columns.div_ceil(RUN_COLUMNS) as u64
 }
 
@@ -125,11 +119,14 @@ struct Arguments {
     scale_store: u32,
 }
 
-/// A block's share of the problem, after the expert is known.
-struct BlockTask<F: BlockFormat, I: InputFormat> {
-    tile: TileRows,
+/// A thread block's share of the problem, after the expert is known.
+struct TileTask<F: BlockFormat, I: InputFormat> {
+    /// First row, in the order of the whole tensor, and number of rows.
+    first_row: u32,
+    rows: u32,
     tensor_scale: TensorScale,
     rules: Rules,
+    lane: u32,
     /// The first of the two chunks of a row that this lane handles.
     chunk: u32,
     chunks_per_row: u32,
@@ -149,14 +146,22 @@ struct BlockTask<F: BlockFormat, I: InputFormat> {
 /// # Safety
 ///
 /// The pointers must be what [`Arguments`] says, and the launch must give [`STAGING_BYTES`] of
-/// shared memory, `THREADS` threads and [`blocks`] blocks.
+/// shared memory, `THREADS` threads and [`grid_size`] blocks.
 #[inline(always)]
 unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(args: Arguments) {
     const {
         assert!(THREADS % WARP == 0, "rows are read by whole warps");
         assert!(
             RUN_COLUMNS % F::TILE_COLUMNS == 0,
-            "a block covers whole scale tiles"
+            "a thread block covers whole scale tiles"
+        );
+        assert!(
+            column_tiles_per_block::<F>() as usize * TILE_BYTES <= STAGING_BYTES,
+            "the staging area holds the scale tiles of every format"
+        );
+        assert!(
+            F::BLOCK % (CHUNKS_PER_LANE * CHUNK) == 0 && F::BLOCK.is_power_of_two(),
+            "a block is a power of two of lanes, so that XOR shuffles stay inside it"
         );
     }
     let thread = thread::thread_idx_x();
@@ -173,37 +178,41 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
             rows: args.rows,
         }
     };
-    let Some(mut tile) = groups.rows_in_tile(row_tile) else {
+    let Some(tile) = groups.rows_in_tile(row_tile) else {
         return;
     };
 
     // SAFETY: the caller's obligation; `slot` is below `slots`.
     let expert = unsafe { GlobalView::new(args.expert_ids, args.slots as usize) }
         .load(tile.slot as usize) as u32;
-    let encode = if expert < args.sf_len {
-        // SAFETY: the caller's obligation; `expert` was checked. A negative id became a large one.
-        unsafe { GlobalView::new(args.sf, args.sf_len as usize) }.load(expert as usize)
+    let (rows, encode) = if expert < args.sf_len {
+        // SAFETY: the caller's obligation; `expert` was checked. A negative id became a large one,
+        // and `sf_len` is below 2^31.
+        let sf = unsafe { GlobalView::new(args.sf, args.sf_len as usize) };
+        (tile.rows, sf.load(expert as usize))
     } else {
         // No such expert: its rows stay as they are, its scales become zero.
-        tile.rows = 0;
-        1.0
+        (0, 1.0)
     };
 
-    let staging = shared::dynamic_shared_mem::<Staging>();
+    let lane = thread % WARP;
+    let staging = shared::dynamic_shared_mem::<u8>();
     let chunks_per_row = args.columns / CHUNK;
     let scale_store = ScaleStore(args.scale_store);
     // SAFETY: the caller's obligation: the extents are those that the arguments state, and rows,
     // source rows and chunks are checked against them before they are used as indices.
     let task = unsafe {
-        BlockTask::<F, I> {
-            tile,
+        TileTask::<F, I> {
+            first_row: tile.first_row,
+            rows,
             tensor_scale: TensorScale::new(encode),
             rules: Rules::from_bits(args.rules),
-            chunk: (run * WARP + thread % WARP) * CHUNKS,
+            lane,
+            chunk: (run * WARP + lane) * CHUNKS_PER_LANE,
             chunks_per_row,
             input: GlobalView::new(
                 args.input,
-                args.input_rows as usize * chunks_per_row as usize * I::WORDS,
+                args.input_rows as usize * chunks_per_row as usize * I::VECTORS,
             ),
             input_rows: args.input_rows,
             source_rows: (!args.source_rows.is_null())
@@ -214,9 +223,9 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
             ),
             data_pairs: GlobalViewMut::new(
                 args.data.cast(),
-                args.rows as usize * chunks_per_row as usize / CHUNKS as usize,
+                args.rows as usize * chunks_per_row as usize / CHUNKS_PER_LANE as usize,
             ),
-            staging: SharedView::new(staging.cast(), STAGING_BYTES),
+            staging: SharedView::new(staging, STAGING_BYTES),
             swizzle_mask: scale_store.swizzle_mask(),
             _input: core::marker::PhantomData,
         }
@@ -225,22 +234,22 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
     // SAFETY: the same memory as `task.staging`, in words.
     let staged_words = unsafe { SharedView::<u32x4>::new(staging.cast(), STAGING_BYTES / 16) };
     let mut word = thread as usize;
-    while word < STAGING_BYTES / 16 {
+    while word < column_tiles_per_block::<F>() as usize * TILE_BYTES / 16 {
         // Rows and columns that do not exist have scale 0x00.
         staged_words.store(word, u32x4::splat(0));
         word += THREADS as usize;
     }
     thread::sync_threads();
 
-    let first_row = thread / WARP;
     let warps = THREADS / WARP;
-    let mut row = first_row;
-    while row < tile.rows {
+    let mut row = thread / WARP;
+    while row < rows {
         task.quantize_rows(row, warps);
         row += warps * ROWS_IN_FLIGHT;
     }
 
-    // The copy engine reads shared memory through another proxy than the stores above went.
+    // The copy engine reads shared memory through the async proxy; the stores above went through the
+    // generic one.
     if cfg::has_bulk_copy() {
         fence::proxy_async_shared();
     }
@@ -266,6 +275,9 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
     } else if thread == 0 {
         let staging = task.staging.as_ptr();
         if scale_store.is_tensor_map() {
+            // SAFETY: the map is valid, as the caller promises; it is 64-byte aligned by its type and
+            // 128-byte aligned as the host allocates it.
+            unsafe { fence::proxy_tensor_map_acquire(args.scale_map) };
             let mut next = 0;
             while next < tiles {
                 // SAFETY: the map describes `scales` as `[tiles, ...]`; the tile is staged and
@@ -302,9 +314,9 @@ struct Loaded<I: InputFormat> {
     second: I::Chunk,
 }
 
-impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
+impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
     /// Lanes that share a block.
-    const LANES: u32 = F::BLOCK / (CHUNKS * CHUNK);
+    const LANES_PER_BLOCK: u32 = F::BLOCK / (CHUNKS_PER_LANE * CHUNK);
 
     /// Quantizes this lane's chunks in [`ROWS_IN_FLIGHT`] rows of the tile: `row` and `row + stride`.
     ///
@@ -316,7 +328,9 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
         let this = self.load(row);
         let next = self.load(row + stride);
         self.quantize_row(row, this);
-        self.quantize_row(row + stride, next);
+        if row + stride < self.rows {
+            self.quantize_row(row + stride, next);
+        }
     }
 
     /// This lane's chunks of a row; zeros where there are none.
@@ -326,10 +340,10 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
             first: I::zeros(),
             second: I::zeros(),
         };
-        if row >= self.tile.rows || self.chunk >= self.chunks_per_row {
+        if row >= self.rows || self.chunk >= self.chunks_per_row {
             return nothing;
         }
-        let row = self.tile.first_row + row;
+        let row = self.first_row + row;
         let source = match self.source_rows {
             Some(rows) => rows.load(row as usize) as u32,
             None => row,
@@ -364,7 +378,7 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
         }
         let amax = self.block_amax(amax);
         let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
-        if row >= self.tile.rows || self.chunk >= self.chunks_per_row {
+        if self.chunk >= self.chunks_per_row {
             return;
         }
 
@@ -382,9 +396,10 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
         };
         self.store(row, quantize(first), quantize(second));
 
-        if self.chunk / CHUNKS % Self::LANES == 0 {
-            let block = self.chunk / CHUNKS % WARP / Self::LANES;
+        if self.lane % Self::LANES_PER_BLOCK == 0 {
+            let block = self.lane / Self::LANES_PER_BLOCK;
             let tiles = column_tiles_per_block::<F>();
+            // The staging area is a scales tensor of one row tile.
             let offset = scale_tile::offset_in_tensor(0, row, block, tiles);
             self.staging
                 .store(scale_tile::swizzled(offset, self.swizzle_mask), scale.code);
@@ -399,10 +414,12 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
         first: <F::Element as ElementFormat>::Packed,
         second: <F::Element as ElementFormat>::Packed,
     ) {
-        let index = self.chunk_index(self.tile.first_row + row);
-        if self.chunks_per_row % CHUNKS == 0 {
-            self.data_pairs
-                .store(index / CHUNKS as usize, F::Element::pair(first, second));
+        let index = self.chunk_index(self.first_row + row);
+        if self.chunks_per_row % CHUNKS_PER_LANE == 0 {
+            self.data_pairs.store(
+                index / CHUNKS_PER_LANE as usize,
+                F::Element::concat(first, second),
+            );
         } else {
             self.data.store(index, first);
             if self.chunk + 1 < self.chunks_per_row {
@@ -415,7 +432,7 @@ impl<F: BlockFormat, I: InputFormat> BlockTask<F, I> {
     #[inline(always)]
     fn block_amax(&self, mut amax: Amax) -> Amax {
         let mut distance = 1;
-        while distance < Self::LANES {
+        while distance < Self::LANES_PER_BLOCK {
             // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
             let (other, _) =
                 unsafe { warp::warp_shuffle_xor(FULL_MASK, amax.to_word(), distance, WARP) };
@@ -460,7 +477,7 @@ macro_rules! define_entries {
             stringify!($threads), " threads a block."
         )]
         ///
-        /// Launch with [`blocks`] blocks and [`STAGING_BYTES`] of dynamic shared memory.
+        /// Launch with [`grid_size`] blocks and [`STAGING_BYTES`] of dynamic shared memory.
         ///
         /// # Safety
         ///
@@ -470,7 +487,7 @@ macro_rules! define_entries {
         /// | `columns` | a multiple of 8, at least 8 |
         /// | `data` | `[rows, columns]` elements of the format, packed, 16-byte aligned |
         /// | `scales` | `[row_tiles, ceil(columns / tile columns), 32, 4, 4]` bytes, 16-byte aligned |
-        /// | `scale_map` | describes `scales` as `[tiles, 512 / row, row]` bytes when `scale_store` is a tensor map, else unused |
+        /// | `scale_map` | 128-byte aligned; describes `scales` as `[tiles, 512 / row, row]` bytes when `scale_store` is a tensor map, else unused |
         /// | `row_offsets` | `slots + 1` values, see [`Groups`] |
         /// | `scales_offsets`, `expert_ids` | `slots` values; `slots` is at least 1 |
         /// | `sf` | `sf_len` tensor-wise factors, indexed by `expert_ids` |
@@ -478,7 +495,8 @@ macro_rules! define_entries {
         /// | `rules` | [`Rules::bits`] |
         /// | `scale_store` | [`ScaleStore::bits`] |
         ///
-        /// Nothing else writes `data` and `scales` meanwhile.
+        /// All extents but `columns` and `row_tiles` are below 2^31. During the launch nothing writes the
+        /// input, the tables or `sf`, and nothing else writes `data` and `scales`.
         #[kernel(max_threads = $threads)]
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $name(

@@ -10,18 +10,18 @@
 //! The order is the same on every run: a block counts its way through the ids of one expert
 //! instead of racing others for places with atomics.
 
+use crate::WARP;
 use crate::scale_tile::TILE_ROWS;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
 use cuda_std::{shared, warp};
 
-/// Threads of a block, in all three entries.
+/// Threads of a block, in all three entries: what their launch bounds say.
 pub const THREADS: u32 = 256;
 
 /// Dynamic shared memory of all three entries: a word for each warp.
 pub const SHARED_BYTES: usize = WARPS as usize * 4;
 
-const WARP: u32 = 32;
 const WARPS: u32 = THREADS / WARP;
 
 /// An exclusive prefix sum over the threads of a block, and the total.
@@ -74,7 +74,8 @@ fn scratch() -> SharedView<u32> {
 ///
 /// # Safety
 ///
-/// `ids` holds `assignments` (tokens times top-k) values, `counts` has room for one per block.
+/// `ids` holds `assignments` (tokens times top-k, below 2^31) values, `counts` has room for one per
+/// block.
 #[kernel(max_threads = 256)]
 pub unsafe fn route_count(ids: *const i32, assignments: u32, counts: *mut u32) {
     // SAFETY: the caller's obligation.
@@ -158,8 +159,9 @@ pub unsafe fn route_offsets(
 ///
 /// # Safety
 ///
-/// `ids` holds `assignments` values, `top_k` (at least 1) for each token; `row_offsets` is what
-/// [`route_offsets`] made of the same ids; `source_rows` has room for `assignments` values.
+/// `ids` holds `assignments` (below 2^31) values, `top_k` (at least 1) for each token; `row_offsets`
+/// holds a value more than there are blocks; `source_rows` has room for `assignments` values. The
+/// result means something if `row_offsets` is what [`route_offsets`] made of the same ids.
 #[kernel(max_threads = 256)]
 pub unsafe fn route_place(
     ids: *const i32,
@@ -183,10 +185,12 @@ pub unsafe fn route_place(
         let assignment = first + thread::thread_idx_x();
         let mine = assignment < assignments && ids.load(assignment as usize) as u32 == expert;
         let (before, total) = block_prefix_sum(scratch(), mine as u32);
-        if mine {
-            source_rows.store((next_row + before) as usize, (assignment / top_k) as i32);
+        // Offsets made of other ids must not lead outside.
+        let place = next_row.saturating_add(before);
+        if mine && place < assignments {
+            source_rows.store(place as usize, (assignment / top_k) as i32);
         }
-        next_row += total;
+        next_row = next_row.saturating_add(total);
         first += THREADS;
     }
 }

@@ -47,24 +47,26 @@ pub const fn offset_in_tensor(row_tile: u32, row: u32, block: u32, column_tiles:
 
 /// How a scale tile lies in shared memory when a tensor map with a swizzle mode stores it.
 ///
-/// The copy engine permutes 16-byte chunks: in a row of `2^(4 + bits)` bytes, the chunk index is
-/// XORed with the row index modulo the number of chunks. Staging with the same permutation makes
-/// the copy engine undo it, so the bytes that reach global memory do not depend on the mode.
+/// The copy engine permutes 16-byte chunks: within a span of 32, 64 or 128 bytes, the index of the
+/// chunk is XORed with the index of the 128-byte line, modulo the chunks of the span. Staging with the
+/// same permutation makes the copy engine undo it, so the bytes that reach global memory do not depend
+/// on the mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
     /// Staged in order.
     None,
-    /// 32-byte rows.
+    /// Within 32 bytes.
     B32,
-    /// 64-byte rows.
+    /// Within 64 bytes.
     B64,
-    /// 128-byte rows.
+    /// Within 128 bytes.
     B128,
 }
 
 impl Swizzle {
-    /// Bytes in the row that the permutation acts on. Without a permutation, any row serves: 128.
-    pub const fn row_bytes(self) -> u32 {
+    /// Bytes of the span. A tensor map describes a tile in rows of so many; without a permutation, any
+    /// length serves: 128.
+    pub const fn span_bytes(self) -> u32 {
         match self {
             Swizzle::None | Swizzle::B128 => 128,
             Swizzle::B64 => 64,

@@ -98,7 +98,7 @@ impl CudaBackend {
         };
         let module = module.map_err(cust_error("cuModuleLoadDataEx"))?;
         let mut functions = HashMap::new();
-        for &entry in images::ENTRIES {
+        for &entry in images::ENTRY_NAMES {
             let function = module.get_function(entry);
             let function = function.map_err(cust_error("cuModuleGetFunction"))?;
             functions.insert(entry, Function(function.to_raw()));
@@ -225,12 +225,13 @@ impl CudaBackend {
     pub(crate) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
         self.enter()?;
         let mut event = std::ptr::null_mut();
-        // SAFETY: the event is written before it is used; the stream came from `create_stream`.
-        unsafe {
-            driver!(cuEventCreate(&mut event, 0))?;
-            driver!(cuEventRecord(event, stream.0 as sys::CUstream))?;
-        }
-        Ok(Handle(event as u64))
+        // SAFETY: the event is written before the call returns.
+        unsafe { driver!(cuEventCreate(&mut event, 0))? };
+        let handle = Handle(event as u64);
+        // SAFETY: both handles are live.
+        unsafe { driver!(cuEventRecord(event, stream.0 as sys::CUstream)) }
+            .inspect_err(|_| self.destroy_event(handle))?;
+        Ok(handle)
     }
 
     pub(crate) fn wait(&self, stream: Handle, event: Handle) -> Result<(), DeviceError> {
@@ -272,7 +273,7 @@ impl CudaBackend {
         tiles: usize,
         swizzle: Swizzle,
     ) -> Result<(), DeviceError> {
-        let row = swizzle.row_bytes();
+        let row = swizzle.span_bytes();
         let rows = TILE_BYTES as u32 / row;
         let map = encode_tensor_map_tiled(&TensorMapTiled {
             data_type: TensorMapDataType::Uint8,
@@ -336,5 +337,13 @@ impl CudaBackend {
                 ))
             }
         })
+    }
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        // The module is unloaded next, on whatever thread this is. If that fails, the memory goes with
+        // the process.
+        let _ = self.enter();
     }
 }

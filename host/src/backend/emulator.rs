@@ -182,7 +182,7 @@ impl EmulatorBackend {
         tiles: usize,
         swizzle: Swizzle,
     ) -> Result<(), DeviceError> {
-        let row = swizzle.row_bytes();
+        let row = swizzle.span_bytes();
         let rows = TILE_BYTES as u32 / row;
         let map = tma::TensorMap::emulated(&tma::TensorMapDesc {
             address: scales,

@@ -5,7 +5,7 @@
 ///
 /// The bits of a non-negative `f32` order as the numbers do, and those of a NaN lie above infinity.
 /// So a plain integer maximum lets a NaN win, which is what [`NanPolicy::Propagate`] wants. Under
-/// [`NanPolicy::Ignore`] a part that holds nothing but NaN is [`Amax::NOTHING`], which is below
+/// [`NanPolicy::Ignore`] a part that holds nothing but NaN is [`Amax::NO_NUMBER`], which is below
 /// everything, and loses unless all parts are so.
 ///
 /// [`NanPolicy::Propagate`]: super::NanPolicy::Propagate
@@ -15,7 +15,7 @@ pub struct Amax(i32);
 
 impl Amax {
     /// Only NaN seen.
-    pub const NOTHING: Self = Self(-1);
+    pub const NO_NUMBER: Self = Self(-1);
 
     const INFINITY: i32 = f32::INFINITY.to_bits() as i32;
 
@@ -52,7 +52,7 @@ impl Amax {
     /// The magnitude; NaN when only NaN was seen, or when a NaN won.
     #[inline(always)]
     pub const fn to_f32(self) -> f32 {
-        // `NOTHING` is all ones, which is a NaN already.
+        // `NO_NUMBER` is all ones, which is a NaN already.
         f32::from_bits(self.0 as u32)
     }
 }

@@ -49,10 +49,11 @@ pub trait BlockFormat {
     /// The scale of a block with largest magnitude `amax` (NaN if the block's scale must be NaN).
     ///
     /// A *dead* block is one whose scale rounds to code 0 although `amax` is not 0. Under
-    /// [`DeadBlocks::Strict`](super::DeadBlocks::Strict) its reciprocal is infinite, and zeros in
-    /// the block turn into NaN codes. Hardened, the elements of NVFP4 become +0 (the block decodes
-    /// to zero anyway), and those of the MX formats are scaled by the exact reciprocal of the
-    /// stored scale, 2^127, so that even subnormals of BF16 survive.
+    /// [`DeadBlocks::Strict`](super::DeadBlocks::Strict) its reciprocal is infinite (but for MXFP4 with
+    /// a small factor), and zeros in the block turn into NaN codes. Hardened, the elements of NVFP4
+    /// become +0 (the block decodes to zero anyway), and those of the MX formats are scaled by the
+    /// exact reciprocal of the stored scale, 2^127 (times the factor), so that even subnormals of BF16
+    /// survive. Hardened reciprocals are also finite where an enormous factor would make them infinite.
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale;
 
     /// The value of a scale byte.
@@ -141,14 +142,7 @@ impl BlockFormat for MxFp4 {
             E2m1::MANTISSA_BITS,
         );
         let multiplier = if tensor.encode == 1.0 {
-            let reciprocal = mx_reciprocal(code, amax, rules);
-            // Zero times the infinity of a strict dead block is NaN, and so is everything in a
-            // block with a NaN scale.
-            if reciprocal <= f32::MAX {
-                Multiplier::PowerOfTwo(reciprocal)
-            } else {
-                Multiplier::Any(reciprocal)
-            }
+            mx_multiplier(code, amax, rules)
         } else if code == 0 && amax != 0.0 && !rules.strict() {
             Multiplier::Any(smallest_scale_reciprocal(tensor.encode))
         } else {
@@ -191,7 +185,7 @@ impl BlockFormat for MxFp8 {
         );
         BlockScale {
             code,
-            multiplier: Multiplier::PowerOfTwo(mx_reciprocal(code, amax, rules)),
+            multiplier: mx_multiplier(code, amax, rules),
             dead: false,
         }
     }
@@ -207,15 +201,17 @@ impl BlockFormat for MxFp8 {
     }
 }
 
-/// The reciprocal of a power-of-two scale, without a tensor-wise factor.
+/// The multiplier of a power-of-two scale, without a tensor-wise factor.
 #[inline(always)]
-fn mx_reciprocal(code: u8, amax: f32, rules: Rules) -> f32 {
+fn mx_multiplier(code: u8, amax: f32, rules: Rules) -> Multiplier {
     if amax == 0.0 {
-        0.0
+        Multiplier::PowerOfTwo(0.0)
     } else if code == 0 && rules.strict() {
-        // What an approximate reciprocal that flushes subnormals makes of 2^-127.
-        f32::INFINITY
+        // What a reciprocal that flushes subnormals makes of 2^-127. Zero times it is NaN.
+        Multiplier::Any(f32::INFINITY)
+    } else if code == E8m0::NAN {
+        Multiplier::Any(f32::NAN)
     } else {
-        E8m0::reciprocal(code)
+        Multiplier::PowerOfTwo(E8m0::reciprocal(code))
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! # Rounding without a conversion instruction
 //!
-//! Only the arithmetic-specific 10.x and 12.x targets convert to E2M1. Elsewhere the code of a
+//! Only the architecture-specific 10.x and 12.x targets convert to E2M1. Elsewhere the code of a
 //! magnitude `t` is computed as
 //!
 //! ```text
@@ -28,7 +28,7 @@ pub struct E2m1;
 impl E2m1 {
     /// The largest value.
     pub const MAX: f32 = 6.0;
-    /// Exponent of the largest power of two, 4.
+    /// emax: the largest power of two is 2^2.
     pub const EMAX: u32 = 2;
     /// Mantissa bits.
     pub const MANTISSA_BITS: u32 = 1;
@@ -186,7 +186,7 @@ impl ElementFormat for E2m1 {
     }
 
     #[inline(always)]
-    fn pair(first: u32, second: u32) -> u32x2 {
+    fn concat(first: u32, second: u32) -> u32x2 {
         u32x2::from_array([first, second])
     }
 

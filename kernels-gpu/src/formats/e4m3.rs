@@ -12,7 +12,7 @@ pub struct E4m3;
 impl E4m3 {
     /// The largest value.
     pub const MAX: f32 = 448.0;
-    /// Exponent of the largest power of two, 256.
+    /// emax: the largest power of two is 2^8.
     pub const EMAX: u32 = 8;
     /// Mantissa bits.
     pub const MANTISSA_BITS: u32 = 3;
@@ -29,12 +29,12 @@ impl E4m3 {
     /// ```
     #[inline(always)]
     pub fn from_f32(value: f32) -> u8 {
-        Self::pair(0.0, value) as u8
+        Self::from_f32x2(0.0, value) as u8
     }
 
     /// Two values: `low` in bits 7..0, `high` in bits 15..8.
     #[inline(always)]
-    fn pair(high: f32, low: f32) -> u16 {
+    fn from_f32x2(high: f32, low: f32) -> u16 {
         if cfg::has_e4m3_cvt() {
             cvt::cvt_rn_satfinite_e4m3x2_f32(high, low)
         } else {
@@ -92,7 +92,7 @@ impl ElementFormat for E4m3 {
         let factor = multiplier.factor();
         let pair = |index| {
             let (low, high) = I::pair(chunk, index);
-            Self::pair(high * factor, low * factor) as u32
+            Self::from_f32x2(high * factor, low * factor) as u32
         };
         u32x2::from_array([pair(0) | pair(1) << 16, pair(2) | pair(3) << 16])
     }
@@ -103,7 +103,7 @@ impl ElementFormat for E4m3 {
     }
 
     #[inline(always)]
-    fn pair(first: u32x2, second: u32x2) -> u32x4 {
+    fn concat(first: u32x2, second: u32x2) -> u32x4 {
         u32x4::from_array([first[0], first[1], second[0], second[1]])
     }
 

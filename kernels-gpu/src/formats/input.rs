@@ -14,13 +14,13 @@ pub trait InputFormat {
     /// half (its range aside).
     const FITS_HALF: bool;
 
-    /// 16-byte words in a chunk.
-    const WORDS: usize;
+    /// 16-byte vectors in a chunk.
+    const VECTORS: usize;
 
     /// Eight zeros.
     fn zeros() -> Self::Chunk;
 
-    /// Reads chunk `index` of a tensor: `WORDS` 16-byte accesses.
+    /// Reads chunk `index` of a tensor: `VECTORS` 16-byte accesses.
     fn load(tensor: GlobalView<u32x4>, index: usize) -> Self::Chunk;
 
     /// Elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
@@ -40,7 +40,7 @@ pub trait InputFormat {
     fn amax_of_numbers(chunk: Self::Chunk) -> Amax {
         let number = |magnitude: f32| {
             if magnitude.is_nan() {
-                Amax::NOTHING
+                Amax::NO_NUMBER
             } else {
                 Amax::from_magnitude_bits(magnitude.to_bits())
             }
@@ -100,7 +100,7 @@ impl Bf16 {
 impl InputFormat for Bf16 {
     type Chunk = u32x4;
     const FITS_HALF: bool = true;
-    const WORDS: usize = 1;
+    const VECTORS: usize = 1;
 
     #[inline(always)]
     fn zeros() -> u32x4 {
@@ -152,7 +152,7 @@ impl F16 {
 impl InputFormat for F16 {
     type Chunk = u32x4;
     const FITS_HALF: bool = true;
-    const WORDS: usize = 1;
+    const VECTORS: usize = 1;
 
     #[inline(always)]
     fn zeros() -> u32x4 {
@@ -193,7 +193,7 @@ pub struct F32;
 impl InputFormat for F32 {
     type Chunk = (u32x4, u32x4);
     const FITS_HALF: bool = false;
-    const WORDS: usize = 2;
+    const VECTORS: usize = 2;
 
     #[inline(always)]
     fn zeros() -> (u32x4, u32x4) {

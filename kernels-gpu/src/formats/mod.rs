@@ -5,8 +5,8 @@
 //! * block scales: [`E8m0`], and E4M3 again;
 //! * what combines them: [`NvFp4`], [`MxFp4`], [`MxFp8`] ([`BlockFormat`]).
 //!
-//! A new block format is one more `impl BlockFormat` and one line in the list of entries at the end
-//! of [`crate::quantize`].
+//! In the kernels, a new block format is one more `impl BlockFormat` and a line in the lists of entries
+//! at the end of [`crate::quantize`] and [`crate::dequantize`].
 
 mod amax;
 mod block;
@@ -31,7 +31,7 @@ pub const CHUNK: u32 = 8;
 /// products. The more is known, the fewer instructions the rounding takes.
 #[derive(Clone, Copy, Debug)]
 pub enum Multiplier {
-    /// A power of two, and no product is NaN: products of 16-bit inputs are exact in half precision
+    /// A power of two or 0, and no product is NaN: products of 16-bit inputs are exact in half precision
     /// (but for its range, where they saturate or vanish anyway).
     PowerOfTwo(f32),
     /// No product is NaN or reaches 7 in magnitude.
@@ -64,7 +64,7 @@ pub trait ElementFormat {
     fn zeros() -> Self::Packed;
 
     /// Puts two chunks side by side.
-    fn pair(first: Self::Packed, second: Self::Packed) -> Self::PackedPair;
+    fn concat(first: Self::Packed, second: Self::Packed) -> Self::PackedPair;
 
     /// Widens element `index` (below 8) of a stored chunk.
     fn dequantize(packed: Self::Packed, index: u32) -> f32;

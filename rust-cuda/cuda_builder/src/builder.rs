@@ -207,7 +207,7 @@ impl CudaBuilder {
         self
     }
 
-    /// The PTX version to write, for example `(8, 6)`. Unless set it is 8.0 (CUDA 12.0), or the
+    /// The PTX version to write, for example `(8, 6)`. Unless set it is 8.3 (CUDA 12.3), or the
     /// least that knows the architecture if that is later. The compiler stops where it is too low.
     pub fn ptx_version(mut self, major: u32, minor: u32) -> Self {
         self.settings.ptx_version = Some((major, minor));

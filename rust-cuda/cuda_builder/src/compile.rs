@@ -226,11 +226,11 @@ impl Job<'_> {
     }
 }
 
-/// The PTX version asked for unless the caller says otherwise: 8.0, which every driver since CUDA
-/// 12.0 takes, where the architecture does not need a later one. (The backend would choose as early
+/// The PTX version asked for unless the caller says otherwise: 8.3, the first with all of Hopper's
+/// fences, which every driver since CUDA 12.3 takes, where the architecture does not need a later one. (The backend would choose as early
 /// a version as possible, without the instructions that came later for the same architecture.)
 fn least_ptx(arch: NvvmArch) -> Option<(u32, u32)> {
-    (arch <= NvvmArch::Compute90).then_some((8, 0))
+    (arch <= NvvmArch::Compute90).then_some((8, 3))
 }
 
 fn is_error(level: DiagnosticLevel) -> bool {
