@@ -155,9 +155,7 @@ pub enum QuantizeError {
     NoTensorScale,
 
     /// A tensor-wise factor is not a positive number.
-    #[error(
-        "the tensor-wise factor of expert {expert} is {value}; it must be finite, above 0 and not subnormal"
-    )]
+    #[error("the tensor-wise factor of expert {expert} is {value}; it must be finite and above 0")]
     TensorScale {
         /// The expert.
         expert: usize,
