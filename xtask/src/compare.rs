@@ -65,6 +65,27 @@ pub fn first_difference(found: &QuantizedFile, expected: &QuantizedFile) -> Opti
     })
 }
 
+/// The first decoded value with other bits than the reference's, in words; any NaN is as good as
+/// another. `None` if there is no such value.
+pub fn first_wrong_value(found: &[f32], expected: &[f32], columns: usize) -> Option<String> {
+    if found.len() != expected.len() {
+        return Some(format!(
+            "{} decoded values, expected {}",
+            found.len(),
+            expected.len()
+        ));
+    }
+    let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    let index = found.iter().zip(expected).position(|pair| !same(pair))?;
+    let (row, column) = (index / columns.max(1), index % columns.max(1));
+    let (found, expected) = (found[index], expected[index]);
+    Some(format!(
+        "decoded row {row}, column {column}: found {found:e} ({:#010x}), expected {expected:e} ({:#010x})",
+        found.to_bits(),
+        expected.to_bits(),
+    ))
+}
+
 fn between(
     tensor: &'static str,
     found: &[u8],
@@ -149,5 +170,20 @@ mod tests {
         found.scales.truncate(512);
         let difference = first_difference(&found, &file()).unwrap();
         assert_eq!((difference.tensor, difference.bytes), ("scales", 512));
+    }
+
+    #[test]
+    fn decoded_values_are_compared_by_their_bits() {
+        let expected = [1.0, -0.0, f32::NAN, 2.0];
+        assert_eq!(first_wrong_value(&expected, &expected, 2), None);
+        let mut found = expected;
+        found[2] = -f32::NAN;
+        assert_eq!(first_wrong_value(&found, &expected, 2), None);
+        found[1] = 0.0;
+        assert_eq!(
+            first_wrong_value(&found, &expected, 2).unwrap(),
+            "decoded row 0, column 1: found 0e0 (0x00000000), expected -0e0 (0x80000000)"
+        );
+        assert!(first_wrong_value(&found[1..], &expected, 2).is_some());
     }
 }

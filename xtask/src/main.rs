@@ -22,7 +22,7 @@ const INTERRUPTED: i32 = 130;
 fn main() -> ExitCode {
     let cli = flags::Cli::parse();
     let handler = ctrlc::set_handler(|| {
-        eprintln!("interrupted; no output was left half-written");
+        eprintln!("interrupted");
         files::remove_unfinished_and_exit(INTERRUPTED)
     });
     if let Err(error) = handler {

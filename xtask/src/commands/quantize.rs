@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tokenyard::options::Format;
-use tokenyard::routing::Routing;
 
 use crate::engine::{Engine, Timed};
 use crate::files::{GroupedInput, QuantizedFile};
@@ -36,10 +35,7 @@ pub fn run(flags: QuantizeFlags, report: Report) -> Result<()> {
     options.check(flags.format)?;
     let input = GroupedInput::read(&flags.input, flags.experts)
         .with_context(|| format!("cannot use {}", flags.input.display()))?;
-    let tensor_scales = match &input.tensor_scales {
-        Some(scales) => scales.clone(),
-        None => ones(&input.routing),
-    };
+    let tensor_scales = input.tensor_scales_or_ones();
 
     let engine = Engine::open(flags.backend)?;
     report.line(format!("Backend: {}", engine.description()))?;
@@ -74,10 +70,4 @@ fn summary(file: &QuantizedFile, format: Format, time: Duration) -> String {
         report::bytes(file.payload_bytes() as u64),
         report::duration(time),
     )
-}
-
-/// The factor 1 for every expert that the routing names, and for one where it names none.
-pub fn ones(routing: &Routing) -> Vec<f32> {
-    let largest = routing.expert_ids().iter().copied().max();
-    vec![1.0; largest.map_or(1, |id| id.max(0) as usize + 1)]
 }

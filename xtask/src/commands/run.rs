@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use comfy_table::Table;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use tokenyard::error_metrics::ErrorMetrics;
 use tokenyard::options::{Format, QuantizeOptions};
 
-use super::quantize::ones;
-use crate::compare::first_difference;
-use crate::engine::{Engine, Timed};
+use crate::compare::{first_difference, first_wrong_value};
+use crate::engine::Engine;
 use crate::files::{GroupedInput, write_atomically};
 use crate::flags::RunFlags;
 use crate::plots::{ErrorHistogram, ErrorSeries, Picture, error_distribution, rows_per_expert};
@@ -22,7 +22,7 @@ use crate::workspace;
 /// that an expert's largest element lands there.
 const NVFP4_RANGE: f32 = 448.0 * 6.0;
 
-/// Steps of the progress bar per format: quantize, compare, decode.
+/// Steps of the progress bar per format: quantize, decode, compare.
 const STEPS: u64 = 3;
 
 /// `results.json`, and what `--json` prints.
@@ -101,56 +101,11 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
     let mut formats = Vec::new();
     let mut series = Vec::new();
     for format in Format::ALL {
-        let step = |what: &str| progress.set_message(format!("{format}: {what}"));
-        let tensor_scales = match &input.tensor_scales {
-            Some(scales) => scales.clone(),
-            None => scales_for(format, &input, &original),
-        };
-        let options = QuantizeOptions::default();
-
-        step("quantizing");
-        let Timed { value: file, time } =
-            engine.quantize(&input, format, options, &tensor_scales)?;
-        let quantize_seconds = time.as_secs_f64();
-        progress.inc(1);
-
-        step("comparing with the reference");
-        let expected = Engine::Reference
-            .quantize(&input, format, options, &tensor_scales)?
-            .value;
-        let difference = first_difference(&file, &expected);
-        progress.inc(1);
-
-        step("decoding");
-        let Timed {
-            value: decoded,
-            time,
-        } = engine.dequantize(&file)?;
-        let metrics = ErrorMetrics::between(&original, &decoded)?;
-        let histogram = ErrorHistogram::between(&original, &decoded);
         let target = out.join(format!("{format}.safetensors"));
-        file.write(&target)?;
+        let (result, curve) = examine(format, &engine, &input, &original, &target, &progress)?;
         files.push(target);
-        progress.inc(1);
-
-        formats.push(FormatResult {
-            format: format.name(),
-            bytes: file.payload_bytes(),
-            bf16_bytes: original.len() * size_of::<half::bf16>(),
-            rms_error: metrics.rms,
-            max_error: metrics.max,
-            sqnr_db: metrics.sqnr_db.is_finite().then_some(metrics.sqnr_db),
-            unchanged_share: histogram.exact_share(),
-            quantize_seconds,
-            dequantize_seconds: time.as_secs_f64(),
-            bit_exact: difference.is_none(),
-            difference: difference.map(|difference| difference.to_string()),
-        });
-        series.push(ErrorSeries {
-            format,
-            histogram,
-            sqnr_db: metrics.sqnr_db,
-        });
+        formats.push(result);
+        series.push(curve);
     }
 
     progress.set_message("drawing");
@@ -209,6 +164,61 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
     Ok(())
 }
 
+/// Takes the input through one format, checks everything against the reference, and writes the
+/// quantized file to `target`.
+fn examine(
+    format: Format,
+    engine: &Engine,
+    input: &GroupedInput,
+    original: &[f32],
+    target: &Path,
+    progress: &ProgressBar,
+) -> Result<(FormatResult, ErrorSeries)> {
+    let step = |what: &str| {
+        progress.set_message(format!("{format}: {what}"));
+        progress.inc(1);
+    };
+    let tensor_scales = tensor_scales(format, input, original);
+    let options = QuantizeOptions::default();
+    step("quantizing");
+    let quantized = engine.quantize(input, format, options, &tensor_scales)?;
+    step("decoding");
+    let decoded = engine.dequantize(&quantized.value)?;
+
+    step("comparing with the reference");
+    let expected = Engine::Reference.quantize(input, format, options, &tensor_scales)?;
+    let difference = match first_difference(&quantized.value, &expected.value) {
+        Some(difference) => Some(difference.to_string()),
+        None => {
+            let expected = Engine::Reference.dequantize(&expected.value)?;
+            first_wrong_value(&decoded.value, &expected.value, input.columns)
+        }
+    };
+    let metrics = ErrorMetrics::between(original, &decoded.value)?;
+    let histogram = ErrorHistogram::between(original, &decoded.value);
+    quantized.value.write(target)?;
+
+    let result = FormatResult {
+        format: format.name(),
+        bytes: quantized.value.payload_bytes(),
+        bf16_bytes: original.len() * size_of::<half::bf16>(),
+        rms_error: metrics.rms,
+        max_error: metrics.max,
+        sqnr_db: metrics.sqnr_db.is_finite().then_some(metrics.sqnr_db),
+        unchanged_share: histogram.exact_share(),
+        quantize_seconds: quantized.time.as_secs_f64(),
+        dequantize_seconds: decoded.time.as_secs_f64(),
+        bit_exact: difference.is_none(),
+        difference,
+    };
+    let curve = ErrorSeries {
+        format,
+        histogram,
+        sqnr_db: metrics.sqnr_db,
+    };
+    Ok((result, curve))
+}
+
 fn summarize(input: &GroupedInput, file: PathBuf) -> InputSummary {
     InputSummary {
         file,
@@ -235,11 +245,11 @@ fn grouped_rows(input: &GroupedInput) -> Vec<f32> {
     }
 }
 
-/// Encode factors as models choose them: for NVFP4 such that the expert's largest element uses the
-/// whole range, 1 for the MX formats.
-fn scales_for(format: Format, input: &GroupedInput, grouped: &[f32]) -> Vec<f32> {
-    let mut scales = ones(&input.routing);
-    if format != Format::Nvfp4 {
+/// The encode factors of the input, else those that models choose: for NVFP4 such that the expert's
+/// largest element uses the whole range, 1 for the MX formats.
+fn tensor_scales(format: Format, input: &GroupedInput, grouped: &[f32]) -> Vec<f32> {
+    let mut scales = input.tensor_scales_or_ones();
+    if format != Format::Nvfp4 || input.tensor_scales.is_some() {
         return scales;
     }
     let mut amax = vec![0.0_f32; scales.len()];
@@ -293,7 +303,10 @@ fn table(formats: &[FormatResult], backend: &str) -> Table {
         table.add_row([
             result.format.to_uppercase(),
             report::grouped(result.bytes as u64),
-            format!("1/{:.2}", result.bf16_bytes as f64 / result.bytes as f64),
+            format!(
+                "1/{:.2}",
+                result.bf16_bytes as f64 / result.bytes.max(1) as f64
+            ),
             format!("{:.4}", result.rms_error),
             format!("{:.4}", result.max_error),
             match result.sqnr_db {

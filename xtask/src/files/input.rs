@@ -71,6 +71,16 @@ impl GroupedInput {
         Self::from_file(&TensorFile::open(path)?, experts)
     }
 
+    /// The encode factors of the file, or 1 for every expert that the routing names. There is always
+    /// at least one.
+    pub fn tensor_scales_or_ones(&self) -> Vec<f32> {
+        if let Some(scales) = &self.tensor_scales {
+            return scales.clone();
+        }
+        let largest = self.routing.expert_ids().iter().copied().max();
+        vec![1.0; largest.map_or(1, |id| id.max(0) as usize + 1)]
+    }
+
     /// As [`GroupedInput::read`], from a file that is open already.
     ///
     /// # Errors
