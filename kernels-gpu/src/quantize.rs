@@ -150,9 +150,9 @@ struct TileTask<F: BlockFormat, I: InputFormat> {
 #[inline(always)]
 unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(args: Arguments) {
     const {
-        assert!(THREADS % WARP == 0, "rows are read by whole warps");
+        assert!(THREADS.is_multiple_of(WARP), "rows are read by whole warps");
         assert!(
-            RUN_COLUMNS % F::TILE_COLUMNS == 0,
+            RUN_COLUMNS.is_multiple_of(F::TILE_COLUMNS),
             "a thread block covers whole scale tiles"
         );
         assert!(
@@ -160,7 +160,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
             "the staging area holds the scale tiles of every format"
         );
         assert!(
-            F::BLOCK % (CHUNKS_PER_LANE * CHUNK) == 0 && F::BLOCK.is_power_of_two(),
+            F::BLOCK.is_multiple_of(CHUNKS_PER_LANE * CHUNK) && F::BLOCK.is_power_of_two(),
             "a block is a power of two of lanes, so that XOR shuffles stay inside it"
         );
     }
@@ -396,7 +396,7 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
         };
         self.store(row, quantize(first), quantize(second));
 
-        if self.lane % Self::LANES_PER_BLOCK == 0 {
+        if self.lane.is_multiple_of(Self::LANES_PER_BLOCK) {
             let block = self.lane / Self::LANES_PER_BLOCK;
             let tiles = column_tiles_per_block::<F>();
             // The staging area is a scales tensor of one row tile.
@@ -415,7 +415,7 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
         second: <F::Element as ElementFormat>::Packed,
     ) {
         let index = self.chunk_index(self.first_row + row);
-        if self.chunks_per_row % CHUNKS_PER_LANE == 0 {
+        if self.chunks_per_row.is_multiple_of(CHUNKS_PER_LANE) {
             self.data_pairs.store(
                 index / CHUNKS_PER_LANE as usize,
                 F::Element::concat(first, second),

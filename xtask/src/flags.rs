@@ -95,8 +95,8 @@ pub struct RunFlags {
 ///
 /// The input holds `hidden_states` [T, K] (BF16, F16 or F32; K a multiple of 8) and either
 /// `topk_ids` [T, k] I32, from which rows are grouped by expert, or, for rows that are grouped
-/// already, `row_offsets` [E+1] (U32 or I32) and optionally `expert_ids` [E] I32. Optionally
-/// `sf` [X] F32, each expert's encode factor (FP4 formats; 1.0 where absent).
+/// already, `row_offsets` [E+1] (U32 or I32) and optionally `expert_ids`, E of I32. Optionally
+/// `sf`, X of F32: each expert's encode factor (FP4 formats; 1.0 where absent).
 ///
 /// The output holds `data` ([R, K/2] U8, two E2M1 codes to a byte, or [R, K] F8_E4M3), `scales`
 /// [Mt, Kt, 32, 4, 4] U8, `row_offsets` U32, `scales_offsets` U32, `expert_ids` I32,

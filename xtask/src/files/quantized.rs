@@ -21,13 +21,13 @@ const TILE_SHAPE: [usize; 3] = [32, 4, 4];
 ///
 /// | Tensor | Type and shape | Content |
 /// |---|---|---|
-/// | `data` | U8 [R, K/2] or F8_E4M3 [R, K] | element codes; of two E2M1 codes the first is in the low bits |
-/// | `scales` | U8 [Mt, Kt, 32, 4, 4] | block scales in the 128x4 layout, occupied tiles only |
-/// | `row_offsets` | U32 [E+1] | where each slot's rows begin |
-/// | `scales_offsets` | U32 [E] | `tile_start(i) = row_offsets[i] / 128 + scales_offsets[i]` |
-/// | `expert_ids` | I32 [E] | the expert that each slot holds |
-/// | `source_rows` | I32 [R] | the input row that each row came from |
-/// | `sf` | F32 [X] | encode factor per expert |
+/// | `data` | `U8 [R, K/2]` or `F8_E4M3 [R, K]` | element codes; of two E2M1 codes the first is in the low bits |
+/// | `scales` | `U8 [Mt, Kt, 32, 4, 4]` | block scales in the 128x4 layout, occupied tiles only |
+/// | `row_offsets` | `U32 [E+1]` | where each slot's rows begin |
+/// | `scales_offsets` | `U32 [E]` | `tile_start(i) = row_offsets[i] / 128 + scales_offsets[i]` |
+/// | `expert_ids` | `I32 [E]` | the expert that each slot holds |
+/// | `source_rows` | `I32 [R]` | the input row that each row came from |
+/// | `sf` | `F32 [X]` | encode factor per expert |
 ///
 /// `__metadata__` holds `format`, `columns` (K), the policies, `producer` and `version`.
 #[derive(Clone, Debug, PartialEq)]
