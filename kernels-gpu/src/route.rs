@@ -3,9 +3,9 @@
 //! `ids[token, k]` names the experts of a token; −1 (or any id outside the range) is nobody. The
 //! three entries, launched one after the other, make the tables that the quantizer reads:
 //!
-//! 1. [`route_count`]: how many rows each expert gets;
-//! 2. [`route_offsets`]: where each expert's rows and scale tiles begin;
-//! 3. [`route_place`]: which token each row is a copy of, in ascending order within an expert.
+//! 1. [`route_count()`]: how many rows each expert gets;
+//! 2. [`route_offsets()`]: where each expert's rows and scale tiles begin;
+//! 3. [`route_place()`]: which token each row is a copy of, in ascending order within an expert.
 //!
 //! The order is the same on every run: a block counts its way through the ids of one expert
 //! instead of racing others for places with atomics.
@@ -161,7 +161,7 @@ pub unsafe fn route_offsets(
 ///
 /// `ids` holds `assignments` (below 2^31) values, `top_k` (at least 1) for each token; `row_offsets`
 /// holds a value more than there are blocks; `source_rows` has room for `assignments` values. The
-/// result means something if `row_offsets` is what [`route_offsets`] made of the same ids.
+/// result means something if `row_offsets` is what [`route_offsets()`] made of the same ids.
 #[kernel(max_threads = 256)]
 pub unsafe fn route_place(
     ids: *const i32,
