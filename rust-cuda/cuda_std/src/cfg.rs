@@ -71,7 +71,8 @@ impl ComputeCapability {
 /// The compute capability as a number: 90 stands for 9.0, 101 for 10.1.
 ///
 /// In PTX it is the greatest one not above the target that this compiler has a name for (12.0 at
-/// most).
+/// most). On the CPU it is the emulated target's, and outside a kernel 7.0: the least, so that pure
+/// functions which ask for a conversion instruction do without.
 #[inline(always)]
 pub fn capability() -> u32 {
     by_target! {
@@ -100,7 +101,7 @@ pub fn capability() -> u32 {
                 70
             }
         },
-        cpu: simt::device::target().capability,
+        cpu: emulated_target().capability,
     }
 }
 
@@ -134,9 +135,22 @@ pub fn has_fp4_cvt() -> bool {
             target_feature = "sm_120a",
         )),
         cpu: {
-            let target = simt::device::target();
+            let target = emulated_target();
             target.arch_specific && target.capability >= 100
         },
+    }
+}
+
+/// The target of the emulated device, or the least one outside a kernel.
+#[cfg(not(target_arch = "nvptx64"))]
+fn emulated_target() -> simt::Target {
+    if simt::device::on_device() {
+        simt::device::target()
+    } else {
+        simt::Target {
+            capability: 70,
+            arch_specific: false,
+        }
     }
 }
 
