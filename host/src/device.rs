@@ -73,7 +73,10 @@ impl Device {
 
     /// An emulated device with every choice made.
     pub fn emulator_with(options: EmulatorOptions) -> Self {
-        Self::from_backend(Backend::Emulator(EmulatorBackend::new(options)), None)
+        Self::from_backend(
+            Backend::Emulator(Box::new(EmulatorBackend::new(options))),
+            None,
+        )
     }
 
     /// The first GPU, or the emulator where there is none that works; [`description`] says why.
@@ -83,7 +86,7 @@ impl Device {
         Self::cuda(0).unwrap_or_else(|error| {
             let emulator = EmulatorBackend::new(EmulatorOptions::default());
             let note = format!("no GPU was used: {error}");
-            Self::from_backend(Backend::Emulator(emulator), Some(note))
+            Self::from_backend(Backend::Emulator(Box::new(emulator)), Some(note))
         })
     }
 

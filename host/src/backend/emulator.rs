@@ -22,7 +22,13 @@ pub(crate) struct EmulatorBackend {
 struct Handles {
     next: u64,
     streams: HashMap<u64, simt::Stream>,
-    events: HashMap<u64, (simt::Event, Arc<Mutex<Option<Instant>>>)>,
+    events: HashMap<u64, RecordedEvent>,
+}
+
+struct RecordedEvent {
+    event: simt::Event,
+    /// When the stream got there.
+    time: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Handles {
@@ -145,13 +151,13 @@ impl EmulatorBackend {
         let event = self.machine.record(stream);
         let mut handles = self.handles();
         let number = handles.issue();
-        handles.events.insert(number, (event, time));
+        handles.events.insert(number, RecordedEvent { event, time });
         Ok(Handle(number))
     }
 
     pub(crate) fn wait(&self, stream: Handle, event: Handle) -> Result<(), DeviceError> {
         let stream = self.stream(stream);
-        let event = self.handles().events[&event.0].0;
+        let event = self.handles().events[&event.0].event;
         Ok(self.machine.wait(stream, event)?)
     }
 
@@ -160,7 +166,7 @@ impl EmulatorBackend {
         let handles = self.handles();
         let time = |event: Handle| {
             *handles.events[&event.0]
-                .1
+                .time
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
         };

@@ -51,7 +51,7 @@ impl LaunchConfig {
 
 pub(crate) enum Backend {
     Cuda(CudaBackend),
-    Emulator(EmulatorBackend),
+    Emulator(Box<EmulatorBackend>),
 }
 
 /// Calls the same method of whichever backend it is.
