@@ -25,12 +25,16 @@ pub const TARGETS: [Target; 3] = [
     },
 ];
 
-/// The schedules that the emulator offers, among them stalls shorter and longer than a block lives.
-pub const SCHEDULES: [Schedule; 4] = [
+/// The schedules that the emulator offers. Stalls of a few thousand steps are about as long as a block
+/// takes to get from one barrier to the next but one: of all lengths, they find most of the races
+/// between a read and the overwriting of what it reads.
+pub const SCHEDULES: [Schedule; 6] = [
     Schedule::Random,
     Schedule::RoundRobin,
     Schedule::Stall { stretch: 40 },
+    Schedule::Stall { stretch: 2000 },
     Schedule::Stall { stretch: 4000 },
+    Schedule::Stall { stretch: 8000 },
 ];
 
 /// A kind of device.
@@ -160,6 +164,12 @@ impl Context {
                 .map(|run| (format!("run {run}"), self.shared_gpu()))
                 .collect(),
         }
+    }
+
+    /// The same with `factor` times as many seeds.
+    pub fn with_more_seeds(mut self, factor: u64) -> Self {
+        self.settings.seeds = self.settings.seeds.saturating_mul(factor);
+        self
     }
 
     /// The seeds to go through.
