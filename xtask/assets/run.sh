@@ -103,11 +103,11 @@ if [ "$sanitizer" = yes ]; then
         left_out="--skip faults:: --skip beyond_32_bits --skip properties::"
         export TOKENYARD_SEEDS=1
         for check in memcheck racecheck synccheck; do
-            # shellcheck disable=SC2086 # a list of words
             # The suite makes the driver refuse calls on purpose (out of memory, for one) and looks at
             # what it says; memcheck would count each as an error of the program.
             api=()
             [ "$check" != memcheck ] || api=(--report-api-errors no)
+            # shellcheck disable=SC2086 # the last is a list of words
             step "$check" "$tool" --tool "$check" "${api[@]}" --error-exitcode 99 \
                 "$here/conformance" cuda:: --test-threads=1 $left_out
         done
