@@ -16,7 +16,10 @@
 //! | `TOKENYARD_SEEDS` | how many emulator seeds the schedule and property cases go through | 4 |
 //! | `TOKENYARD_SEED` | the first of them | 0 |
 //! | `TOKENYARD_REQUIRE_CUDA` | `1`: a missing GPU fails the `cuda::` cases in place of skipping them | 0 |
-//! | `TOKENYARD_EXHAUSTIVE` | `1`: the emulator goes through everything that the GPU goes through | 0 |
+//! | `TOKENYARD_EXHAUSTIVE` | `1`: the emulator goes through everything that the GPU goes through, for some ten minutes | 0 |
+//!
+//! A failure names the problem, the device with its seed, and the first byte that differs, in coordinates
+//! and with both bit patterns. The last line of the output is `N passed, N failed, N skipped`.
 //!
 //! Every comparison is bit for bit against `tokenyard::reference`, over memory that is full of
 //! noise beforehand and fenced on both sides, so that a byte that was not written, or was written
