@@ -7,7 +7,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no CUDA driver on this machine.
-    #[error("no CUDA driver: {0}")]
+    #[error(transparent)]
     NoDriver(#[from] cuda_driver::NoDriver),
 
     /// The driver sees fewer GPUs than the ordinal asks for.
