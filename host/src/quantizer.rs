@@ -17,7 +17,7 @@ use crate::stream::Stream;
 use error::{check_columns, to_index};
 use kernels_gpu::for_each_quantize_entry;
 use kernels_gpu::formats::{self, Rules};
-use kernels_gpu::quantize::{self, STAGING_BYTES};
+use kernels_gpu::quantize::{self, SHARED_BYTES};
 use kernels_gpu::scale_tile::Swizzle;
 use output::output_bytes;
 
@@ -394,7 +394,7 @@ impl GroupedQuantizer {
             config: LaunchConfig::line(
                 quantize::grid_size(row_tiles, self.columns),
                 self.choices.threads,
-                STAGING_BYTES,
+                SHARED_BYTES,
             )?,
             input: input.address(),
             input_rows,
