@@ -18,7 +18,7 @@
 //! and an even code is one with a zero mantissa bit, this is the rounding that the format asks for.
 
 use super::{ElementFormat, InputFormat, Multiplier};
-use core::simd::u32x2;
+use core::simd::{u32x2, u32x4};
 use cuda_std::{cfg, cvt, math};
 
 /// The 4-bit float with two exponent bits and one mantissa bit.
@@ -183,6 +183,12 @@ impl ElementFormat for E2m1 {
     #[inline(always)]
     fn zeros() -> u32 {
         0
+    }
+
+    #[inline(always)]
+    fn folded(words: u32x4) -> u32 {
+        let [a, b, c, d] = words.to_array();
+        a ^ b ^ c ^ d
     }
 
     #[inline(always)]
