@@ -148,12 +148,17 @@ struct TileTask<F: BlockFormat, I: InputFormat> {
 
 /// The whole kernel, for one format, input type and block size.
 ///
+/// A `TWIN` is the kernel's *traffic twin*: the same grid, loads and stores, and no arithmetic between
+/// them. What it writes means nothing; how long it takes is the bound that memory puts on the kernel.
+///
 /// # Safety
 ///
 /// The pointers must be what [`Arguments`] says, and the launch must give [`SHARED_BYTES`] of
 /// dynamic shared memory, `THREADS` threads and [`grid_size`] blocks.
 #[inline(always)]
-unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(args: Arguments) {
+unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, const TWIN: bool>(
+    args: Arguments,
+) {
     const {
         assert!(THREADS.is_multiple_of(WARP), "rows are read by whole warps");
         assert!(
@@ -260,7 +265,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
     let warps = THREADS / WARP;
     let mut row = thread / WARP;
     while row < rows {
-        task.quantize_rows(row, warps);
+        task.quantize_rows::<TWIN>(row, warps);
         row += warps * ROWS_IN_FLIGHT;
     }
 
@@ -338,15 +343,37 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
     ///
     /// Called by whole warps: lanes exchange their largest magnitudes.
     #[inline(always)]
-    fn quantize_rows(&self, row: u32, stride: u32) {
+    fn quantize_rows<const TWIN: bool>(&self, row: u32, stride: u32) {
         // Written out: the compiler keeps a loop over an array of chunks a loop, and the array then
         // lies in local memory.
         let this = self.load(row);
         let next = self.load(row + stride);
-        self.quantize_row(row, this);
-        if row + stride < self.rows {
-            self.quantize_row(row + stride, next);
+        if TWIN {
+            self.move_row(row, this);
+        } else {
+            self.quantize_row(row, this);
         }
+        if row + stride < self.rows {
+            if TWIN {
+                self.move_row(row + stride, next);
+            } else {
+                self.quantize_row(row + stride, next);
+            }
+        }
+    }
+
+    /// What is left of [`quantize_row`](Self::quantize_row) in the traffic twin: every loaded bit
+    /// goes into the stored ones, or the compiler would shorten the loads.
+    #[inline(always)]
+    fn move_row(&self, row: u32, loaded: Loaded<I>) {
+        let (first, second) = (I::folded(loaded.first), I::folded(loaded.second));
+        let scale = (first ^ second)[0] as u8;
+        self.store(
+            row,
+            F::Element::folded(first),
+            F::Element::folded(second),
+            scale,
+        );
     }
 
     /// This lane's chunks of a row; zeros where there are none.
@@ -512,10 +539,34 @@ macro_rules! for_each_quantize_entry {
     };
 }
 
-macro_rules! define_entries {
-    ($($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
+/// The traffic twins of those entries that the benchmarks measure, in the same form; the arguments
+/// are those of the entries.
+#[macro_export]
+macro_rules! for_each_traffic_twin {
+    ($callback:ident) => {
+        $callback! {
+            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 128;
+            grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 128;
+            grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 128;
+            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 128;
+            grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 128;
+            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 128;
+            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 128;
+            grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 128;
+            grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 128;
+            grouped_quantize_traffic_nvfp4_bf16_t256: NvFp4, Bf16, 256;
+            grouped_quantize_traffic_mxfp4_bf16_t256: MxFp4, Bf16, 256;
+            grouped_quantize_traffic_mxfp8_bf16_t256: MxFp8, Bf16, 256;
+        }
+    };
+}
+
+/// Defines entries, each with this first line of documentation before its types.
+macro_rules! define {
+    ($does:literal, $twin:literal:
+        $($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
         #[doc = concat!(
-            "Quantizes grouped ", stringify!($input), " rows to ", stringify!($format), " with ",
+            $does, stringify!($input), " rows to ", stringify!($format), " with ",
             stringify!($threads), " threads a block."
         )]
         ///
@@ -562,7 +613,7 @@ macro_rules! define_entries {
         ) {
             // SAFETY: passed on to the caller.
             unsafe {
-                grouped_quantize::<$format, $input, $threads>(Arguments {
+                grouped_quantize::<$format, $input, $threads, $twin>(Arguments {
                     input,
                     input_rows,
                     columns,
@@ -586,4 +637,15 @@ macro_rules! define_entries {
     )*};
 }
 
+macro_rules! define_entries {
+    ($($entries:tt)*) => { define! { "Quantizes grouped ", false: $($entries)* } };
+}
+
+macro_rules! define_twins {
+    ($($entries:tt)*) => {
+        define! { "Moves what is moved when an entry quantizes grouped ", true: $($entries)* }
+    };
+}
+
 for_each_quantize_entry!(define_entries);
+for_each_traffic_twin!(define_twins);

@@ -246,6 +246,12 @@ impl ElementFormat for E2m1 {
     }
 
     #[inline(always)]
+    fn folded(words: u32x4) -> u32 {
+        let [a, b, c, d] = words.to_array();
+        a ^ b ^ c ^ d
+    }
+
+    #[inline(always)]
     fn concat(first: u32, second: u32) -> u32x2 {
         u32x2::from_array([first, second])
     }

@@ -101,6 +101,12 @@ impl ElementFormat for E4m3 {
     }
 
     #[inline(always)]
+    fn folded(words: u32x4) -> u32x2 {
+        let [a, b, c, d] = words.to_array();
+        u32x2::from_array([a ^ b, c ^ d])
+    }
+
+    #[inline(always)]
     fn concat(first: u32x2, second: u32x2) -> u32x4 {
         u32x4::from_array([first[0], first[1], second[0], second[1]])
     }

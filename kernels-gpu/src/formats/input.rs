@@ -23,6 +23,9 @@ pub trait InputFormat {
     /// Reads chunk `index` of a tensor: `VECTORS` 16-byte accesses.
     fn load(tensor: GlobalView<u32x4>, index: usize) -> Self::Chunk;
 
+    /// Sixteen bytes that depend on every bit of the chunk and on little arithmetic.
+    fn folded(chunk: Self::Chunk) -> u32x4;
+
     /// Elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
     fn pair(chunk: Self::Chunk, index: usize) -> (f32, f32);
 
@@ -120,6 +123,11 @@ impl InputFormat for Bf16 {
     }
 
     #[inline(always)]
+    fn folded(chunk: u32x4) -> u32x4 {
+        chunk
+    }
+
+    #[inline(always)]
     fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
         Self::widen(chunk[index])
     }
@@ -179,6 +187,11 @@ impl InputFormat for F16 {
     }
 
     #[inline(always)]
+    fn folded(chunk: u32x4) -> u32x4 {
+        chunk
+    }
+
+    #[inline(always)]
     fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
         Self::widen(chunk[index])
     }
@@ -221,6 +234,11 @@ impl InputFormat for F32 {
     #[inline(always)]
     fn load(tensor: GlobalView<u32x4>, index: usize) -> (u32x4, u32x4) {
         (tensor.load(index * 2), tensor.load(index * 2 + 1))
+    }
+
+    #[inline(always)]
+    fn folded((low, high): (u32x4, u32x4)) -> u32x4 {
+        low ^ high
     }
 
     #[inline(always)]

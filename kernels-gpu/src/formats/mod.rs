@@ -24,6 +24,8 @@ pub use e8m0::{E8m0, PowerOfTwoScales};
 pub use input::{Bf16, F16, F32, InputFormat};
 pub use rules::{DeadBlocks, NanPolicy, Rules, ScaleRounding};
 
+use core::simd::u32x4;
+
 /// Elements that are read and written together: 16 bytes of a 16-bit input.
 pub const CHUNK: u32 = 8;
 
@@ -74,6 +76,9 @@ pub trait ElementFormat {
 
     /// A chunk of zeros.
     fn zeros() -> Self::Packed;
+
+    /// Stored bytes that depend on every bit of `words`: what a traffic twin stores.
+    fn folded(words: u32x4) -> Self::Packed;
 
     /// Puts two chunks side by side.
     fn concat(first: Self::Packed, second: Self::Packed) -> Self::PackedPair;
