@@ -11,8 +11,10 @@
 //! which never decreases with `i`. An empty slot has the same start as its successor, so "the last
 //! slot that starts at or before this tile" is the slot that owns it.
 
+use crate::WARP;
 use crate::scale_tile::TILE_ROWS;
 use cuda_std::view::GlobalView;
+use cuda_std::{thread, warp};
 
 /// The grouping tables in global memory. Their content is the caller's; nothing here trusts it.
 #[derive(Clone, Copy)]
@@ -48,11 +50,11 @@ impl Groups {
 
     /// The rows in row tile `tile`, or `None` for a slack tile, which belongs to nobody.
     ///
-    /// `ceil(log2(slots))` dependent reads, which every thread of a block makes at the same addresses.
-    /// Tables that are not what they should be give another slot's rows, never rows that do not exist.
+    /// Called by whole warps, with the same tile in all lanes. Tables that are not what they should be
+    /// give another slot's rows, never rows that do not exist.
     #[inline(always)]
     pub fn rows_in_tile(self, tile: u32) -> Option<TileRows> {
-        let slot = self.last_slot(|slot| self.tile_start(slot) <= tile);
+        let slot = self.last_slot_by_warp(|slot| self.tile_start(slot) <= tile);
         let start = self.row_offsets.load(slot as usize).min(self.rows);
         let end = self.row_offsets.load(slot as usize + 1).min(self.rows);
         let tile_in_slot = tile.checked_sub(self.tile_start(slot))?;
@@ -72,6 +74,29 @@ impl Groups {
     #[inline(always)]
     pub fn slot_of_row(self, row: u32) -> u32 {
         self.last_slot(|slot| self.row_offsets.load(slot as usize) <= row)
+    }
+
+    /// The last slot that begins early enough, or the first one, found by the lanes of a warp together.
+    ///
+    /// A bisection waits for one read after another, `ceil(log2(slots))` of them, and this is on the
+    /// way of a thread block to its first row. Here every round reads 32 slots at once and leaves a
+    /// 32nd of the range: two rounds up to 1024 slots.
+    #[inline(always)]
+    fn last_slot_by_warp(self, begins_early_enough: impl Fn(u32) -> bool) -> u32 {
+        let lane = thread::thread_idx_x() % WARP;
+        let mut slot = 0;
+        let mut past = self.slots;
+        while slot + 1 < past {
+            let step = (past - slot).div_ceil(WARP);
+            let probe = slot + lane * step;
+            let early_enough = probe < past && begins_early_enough(probe);
+            // SAFETY: whole warps call this, and all lanes have the same range.
+            let ballot = unsafe { warp::warp_vote_ballot(u32::MAX, early_enough) };
+            let last = (ballot | 1).ilog2();
+            slot += last * step;
+            past = past.min(slot + step);
+        }
+        slot
     }
 
     /// The last slot that begins early enough, or the first one: a bisection, as slots begin in order.

@@ -39,21 +39,29 @@ pub struct BlockScale {
 }
 
 /// A block's scale in the common case, which takes few instructions to recognise and to compute.
+///
+/// If neither `common` nor `saturating` is set, the rest means nothing, and
+/// [`BlockFormat::block_scale`] has the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct CommonScale {
-    /// Whether the block is a common one. If not, the rest means nothing, and
-    /// [`BlockFormat::block_scale`] has the answer.
-    pub applies: bool,
+    /// [`BlockFormat::multiplier`] says how to multiply the elements.
+    pub common: bool,
+    /// They need [`Multiplier::Number`], or are +0 if `code` is 0. Only where the format
+    /// [`SATURATES`](BlockFormat::SATURATES).
+    pub saturating: bool,
     /// The stored byte.
     pub code: u8,
     /// What elements are multiplied by.
-    pub multiplier: Multiplier,
+    pub factor: f32,
 }
 
 /// A block-scaled format.
 pub trait BlockFormat {
     /// What a thread block works out once for its expert, so that a common scale costs little.
     type Prepared: Copy;
+
+    /// Whether there are blocks that are [`saturating`](CommonScale::saturating).
+    const SATURATES: bool;
 
     /// Entries of a table in shared memory that the thread block fills once for its expert.
     const TABLE: usize;
@@ -83,13 +91,15 @@ pub trait BlockFormat {
     /// Works out what [`common_scale`](Self::common_scale) needs.
     fn prepare(tensor: TensorScale, rules: Rules) -> Self::Prepared;
 
-    /// The scale of a block, if it is a common one: of zeros, or of numbers whose largest is in a
-    /// comfortable range. What it says is what [`block_scale`](Self::block_scale) would say.
+    /// The scale of a block, if it is a common one: of zeros, or of numbers of no extreme magnitude. What it says is what [`block_scale`](Self::block_scale) would say.
     fn common_scale<I: InputFormat>(
         amax: Amax,
         prepared: Self::Prepared,
         table: SharedView<f32>,
     ) -> CommonScale;
+
+    /// What is known of the elements of a common block.
+    fn multiplier(factor: f32) -> Multiplier;
 
     /// The value of a scale byte.
     fn scale_to_f32(code: u8) -> f32;
@@ -138,23 +148,32 @@ impl NvFp4 {
     /// Scale codes that keep products below 7: rounding makes those scales at most 1/8 too small (half
     /// of the last bit of the subnormal 4 * 2^-9), which makes the largest product 6 * (1 + 1/8) = 6.75
     /// at most. The largest code is not among them, as it stands for everything above it as well.
-    const COMMON_CODES: core::ops::RangeInclusive<u32> = 0x04..=0x7D;
+    const BELOW_7: core::ops::RangeInclusive<u32> = 0x04..=0x7D;
 
+    /// What is rounded to the scale.
     #[inline(always)]
-    fn scale_code(amax: f32, encode: f32) -> u8 {
-        E4m3::from_f32(encode * amax * (1.0 / E2m1::MAX))
+    fn scaled_amax(amax: f32, encode: f32) -> f32 {
+        encode * amax * (1.0 / E2m1::MAX)
     }
 }
 
+/// What a thread block of NVFP4 works out for its expert.
+#[derive(Clone, Copy, Debug)]
+pub struct NvFp4Prepared {
+    encode: f32,
+    strict: bool,
+}
+
 impl BlockFormat for NvFp4 {
-    type Prepared = f32;
+    type Prepared = NvFp4Prepared;
     type Element = E2m1;
     const BLOCK: u32 = 16;
-    const TABLE: usize = 128;
+    const SATURATES: bool = true;
+    const TABLE: usize = 256;
 
     #[inline(always)]
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale {
-        let code = Self::scale_code(amax, tensor.encode);
+        let code = E4m3::from_f32(Self::scaled_amax(amax, tensor.encode));
         let reciprocal = fp4_reciprocal(E4m3::to_f32(code), amax, tensor, rules);
         BlockScale {
             code,
@@ -163,36 +182,50 @@ impl BlockFormat for NvFp4 {
         }
     }
 
-    /// The reciprocal for scale code `index`; NaN where the block is no common one.
+    /// The reciprocal for scale code `index`: negative where the block is saturating, NaN where products
+    /// could be NaN.
     #[inline(always)]
     fn table_entry(index: u32, tensor: TensorScale, rules: Rules) -> f32 {
         let any_amax = f32::MAX;
+        let reciprocal = fp4_reciprocal(E4m3::to_f32(index as u8), any_amax, tensor, rules);
+        let usable = reciprocal > 0.0 && reciprocal <= f32::MAX;
         match index {
             0 => 0.0,
-            _ if !Self::COMMON_CODES.contains(&index) => f32::NAN,
-            _ => fp4_reciprocal(E4m3::to_f32(index as u8), any_amax, tensor, rules),
+            _ if usable && Self::BELOW_7.contains(&index) => reciprocal,
+            // The largest code. Those above are NaN or negative and come of factors without meaning.
+            _ if usable && index <= 0x7E => -reciprocal,
+            _ => f32::NAN,
         }
     }
 
     #[inline(always)]
-    fn prepare(tensor: TensorScale, _: Rules) -> f32 {
-        tensor.encode
+    fn prepare(tensor: TensorScale, rules: Rules) -> NvFp4Prepared {
+        NvFp4Prepared {
+            encode: tensor.encode,
+            strict: rules.strict(),
+        }
     }
 
     #[inline(always)]
     fn common_scale<I: InputFormat>(
         amax: Amax,
-        encode: f32,
+        prepared: NvFp4Prepared,
         table: SharedView<f32>,
     ) -> CommonScale {
-        let amax = amax.to_f32();
-        let code = Self::scale_code(amax, encode);
-        let reciprocal = table.load(code as usize % Self::TABLE);
+        let code = E4m3::word_from_f32(Self::scaled_amax(amax.to_f32(), prepared.encode));
+        let entry = table.load(code as usize);
+        let dead = code == 0 && amax != Amax::ZERO;
         CommonScale {
-            applies: reciprocal <= f32::MAX && if code == 0 { amax == 0.0 } else { code < 0x80 },
-            code,
-            multiplier: Multiplier::Below7(reciprocal),
+            common: entry >= 0.0 && !dead,
+            saturating: entry < 0.0 || dead && !prepared.strict,
+            code: code as u8,
+            factor: entry.abs(),
         }
+    }
+
+    #[inline(always)]
+    fn multiplier(factor: f32) -> Multiplier {
+        Multiplier::Below7(factor)
     }
 
     #[inline(always)]
@@ -216,6 +249,7 @@ impl BlockFormat for MxFp4 {
     type Prepared = PowerOfTwoScales;
     type Element = E2m1;
     const BLOCK: u32 = 32;
+    const SATURATES: bool = false;
     const TABLE: usize = 0;
 
     #[inline(always)]
@@ -260,6 +294,11 @@ impl BlockFormat for MxFp4 {
     }
 
     #[inline(always)]
+    fn multiplier(factor: f32) -> Multiplier {
+        Multiplier::PowerOfTwo(factor)
+    }
+
+    #[inline(always)]
     fn scale_to_f32(code: u8) -> f32 {
         E8m0::to_f32(code)
     }
@@ -278,6 +317,7 @@ impl BlockFormat for MxFp8 {
     type Prepared = PowerOfTwoScales;
     type Element = E4m3;
     const BLOCK: u32 = 32;
+    const SATURATES: bool = false;
     const TABLE: usize = 0;
 
     #[inline(always)]
@@ -307,6 +347,11 @@ impl BlockFormat for MxFp8 {
         _: SharedView<f32>,
     ) -> CommonScale {
         scales.common_scale(amax, PowerOfTwoScales::common_codes::<E4m3>())
+    }
+
+    #[inline(always)]
+    fn multiplier(factor: f32) -> Multiplier {
+        Multiplier::PowerOfTwo(factor)
     }
 
     #[inline(always)]

@@ -26,6 +26,13 @@ impl E4m3 {
         Self::from_f32x2(0.0, value) as u8
     }
 
+    /// As [`from_f32`](Self::from_f32), in a word: what it takes to clear the upper bits is saved, as
+    /// they are clear.
+    #[inline(always)]
+    pub(super) fn word_from_f32(value: f32) -> u32 {
+        Self::from_f32x2(0.0, value) as u32
+    }
+
     /// Two values: `low` in bits 7..0, `high` in bits 15..8.
     #[inline(always)]
     fn from_f32x2(high: f32, low: f32) -> u16 {

@@ -1,6 +1,6 @@
 //! E8M0: a power of two, `2^(code - 127)`. No sign, no zero, no infinity; 0xFF is NaN.
 
-use super::{Amax, CommonScale, ElementFormat, Multiplier, ScaleRounding};
+use super::{Amax, CommonScale, ElementFormat, ScaleRounding};
 use core::ops::RangeInclusive;
 use cuda_std::{cfg, cvt};
 
@@ -138,7 +138,7 @@ impl PowerOfTwoScales {
     /// The scale of a block, common if it is zero or its code is one of `codes`.
     #[inline(always)]
     pub fn common_scale(self, amax: Amax, codes: RangeInclusive<u32>) -> CommonScale {
-        let zero = amax == Amax::ZERO;
+        let zero = amax == Amax::ZERO && !self.factor.is_nan();
         let bits = (amax.to_f32() * self.factor).to_bits();
         let code = (bits.wrapping_add(self.bias) >> 23).wrapping_sub(self.offset);
         // Zeros stay zeros under any factor.
@@ -148,9 +148,10 @@ impl PowerOfTwoScales {
             f32::from_bits(254u32.wrapping_sub(code) << 23)
         };
         CommonScale {
-            applies: zero || codes.contains(&code),
+            common: zero || codes.contains(&code),
+            saturating: false,
             code: if zero { 0 } else { code as u8 },
-            multiplier: Multiplier::PowerOfTwo(reciprocal),
+            factor: reciprocal,
         }
     }
 }

@@ -7,7 +7,7 @@ use cuda_std::view::GlobalView;
 use cuda_std::{cvt, math};
 
 /// A floating-point type that the quantizer reads.
-pub trait InputFormat {
+pub trait InputFormat: Copy {
     /// Eight consecutive elements, as loaded.
     type Chunk: Copy;
 
@@ -20,8 +20,8 @@ pub trait InputFormat {
     /// Eight zeros.
     fn zeros() -> Self::Chunk;
 
-    /// Reads chunk `index` of a tensor: `VECTORS` 16-byte accesses.
-    fn load(tensor: GlobalView<u32x4>, index: usize) -> Self::Chunk;
+    /// Reads the chunk at a byte offset: `VECTORS` 16-byte accesses.
+    fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> Self::Chunk;
 
     /// Sixteen bytes that depend on every bit of the chunk and on little arithmetic.
     fn folded(chunk: Self::Chunk) -> u32x4;
@@ -118,8 +118,8 @@ impl InputFormat for Bf16 {
     }
 
     #[inline(always)]
-    fn load(tensor: GlobalView<u32x4>, index: usize) -> u32x4 {
-        tensor.load(index)
+    fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> u32x4 {
+        tensor.load_at(offset)
     }
 
     #[inline(always)]
@@ -134,7 +134,8 @@ impl InputFormat for Bf16 {
 
     #[inline(always)]
     fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
-        Self::widen(chunk[index] & MAGNITUDES)
+        let (low, high) = Self::widen(chunk[index]);
+        (low.abs(), high.abs())
     }
 
     #[inline(always)]
@@ -182,8 +183,8 @@ impl InputFormat for F16 {
     }
 
     #[inline(always)]
-    fn load(tensor: GlobalView<u32x4>, index: usize) -> u32x4 {
-        tensor.load(index)
+    fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> u32x4 {
+        tensor.load_at(offset)
     }
 
     #[inline(always)]
@@ -198,7 +199,8 @@ impl InputFormat for F16 {
 
     #[inline(always)]
     fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
-        Self::widen(chunk[index] & MAGNITUDES)
+        let (low, high) = Self::widen(chunk[index]);
+        (low.abs(), high.abs())
     }
 
     #[inline(always)]
@@ -232,8 +234,8 @@ impl InputFormat for F32 {
     }
 
     #[inline(always)]
-    fn load(tensor: GlobalView<u32x4>, index: usize) -> (u32x4, u32x4) {
-        (tensor.load(index * 2), tensor.load(index * 2 + 1))
+    fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> (u32x4, u32x4) {
+        (tensor.load_at(offset), tensor.load_at(offset + 16))
     }
 
     #[inline(always)]

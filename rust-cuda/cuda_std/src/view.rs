@@ -95,6 +95,41 @@ macro_rules! view {
                 }
             }
 
+            /// The element at byte `offset`: a multiple of `T`'s alignment, at least `T`'s size before the
+            /// end.
+            ///
+            /// For rows at a pitch in bytes: a row number times a pitch, both `u32`, is one multiply-add
+            /// with the address, where an index would take a shift more.
+            #[inline(always)]
+            #[track_caller]
+            pub fn load_at(self, offset: usize) -> T {
+                let address = self.address_at(offset);
+                by_target! {
+                    // SAFETY: by the contract of `new`, the offset is in bounds and the element valid.
+                    gpu: unsafe { address.read() },
+                    // SAFETY: as above; the emulator checks it.
+                    cpu: unsafe { simt::device::read(address.cast_const()) },
+                }
+            }
+
+            /// The elements from `start` on; none if `start` is beyond them.
+            #[inline(always)]
+            pub fn skip(self, start: usize) -> Self {
+                Self {
+                    ptr: self.ptr.wrapping_add(start),
+                    len: self.len.saturating_sub(start),
+                }
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            fn address_at(self, offset: usize) -> *mut T {
+                #[cfg(not(target_arch = "nvptx64"))]
+                check_offset::<T>(stringify!($view), offset, self.len);
+                // SAFETY: by the contract of `new`, the offset is in bounds.
+                unsafe { self.ptr.cast_mut().byte_add(offset) }
+            }
+
             #[inline(always)]
             #[track_caller]
             fn address(self, index: usize) -> *mut T {
@@ -117,6 +152,20 @@ macro_rules! view_mut {
                 let address = self.address(index);
                 by_target! {
                     // SAFETY: by the contract of `new`, `index` is in bounds.
+                    gpu: unsafe { address.write(value) },
+                    // SAFETY: as above; the emulator checks it.
+                    cpu: unsafe { simt::device::write(address, value) },
+                }
+            }
+
+            /// Writes the element at byte `offset`: a multiple of `T`'s alignment, at least `T`'s size
+            /// before the end.
+            #[inline(always)]
+            #[track_caller]
+            pub fn store_at(self, offset: usize, value: T) {
+                let address = self.address_at(offset);
+                by_target! {
+                    // SAFETY: by the contract of `new`, the offset is in bounds.
                     gpu: unsafe { address.write(value) },
                     // SAFETY: as above; the emulator checks it.
                     cpu: unsafe { simt::device::write(address, value) },
@@ -150,6 +199,17 @@ fn check_index(view: &str, index: usize, len: usize) {
     if index >= len {
         simt::device::trap(&std::format!(
             "index {index} is out of range for a {view} of {len} elements"
+        ));
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+#[track_caller]
+fn check_offset<T>(view: &str, offset: usize, len: usize) {
+    let bytes = len * size_of::<T>();
+    if offset > bytes || bytes - offset < size_of::<T>() {
+        simt::device::trap(&std::format!(
+            "offset {offset} is out of range for a {view} of {bytes} bytes"
         ));
     }
 }

@@ -1,0 +1,146 @@
+//! The kernels: one for each format, input type and block size.
+
+use super::{Arguments, grouped_quantize};
+use crate::formats::{Bf16, F16, F32, MxFp4, MxFp8, NvFp4};
+use core::simd::u32x4;
+use cuda_std::kernel;
+use cuda_std::tma;
+
+/// The entries: `name: format, input type, threads a block;`.
+///
+/// Expands to `$callback! { ... }` with this list, here to define them and in the host library to
+/// find them, so that a new line is all that a new entry takes.
+#[macro_export]
+macro_rules! for_each_quantize_entry {
+    ($callback:ident) => {
+        $callback! {
+            grouped_quantize_nvfp4_bf16_t128: NvFp4, Bf16, 128;
+            grouped_quantize_nvfp4_f16_t128: NvFp4, F16, 128;
+            grouped_quantize_nvfp4_f32_t128: NvFp4, F32, 128;
+            grouped_quantize_mxfp4_bf16_t128: MxFp4, Bf16, 128;
+            grouped_quantize_mxfp4_f16_t128: MxFp4, F16, 128;
+            grouped_quantize_mxfp4_f32_t128: MxFp4, F32, 128;
+            grouped_quantize_mxfp8_bf16_t128: MxFp8, Bf16, 128;
+            grouped_quantize_mxfp8_f16_t128: MxFp8, F16, 128;
+            grouped_quantize_mxfp8_f32_t128: MxFp8, F32, 128;
+            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 256;
+            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 256;
+            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 256;
+        }
+    };
+}
+
+/// The traffic twins of those entries that the benchmarks measure, in the same form; the arguments
+/// are those of the entries.
+#[macro_export]
+macro_rules! for_each_traffic_twin {
+    ($callback:ident) => {
+        $callback! {
+            grouped_quantize_traffic_nvfp4_bf16_t128: NvFp4, Bf16, 128;
+            grouped_quantize_traffic_nvfp4_f16_t128: NvFp4, F16, 128;
+            grouped_quantize_traffic_nvfp4_f32_t128: NvFp4, F32, 128;
+            grouped_quantize_traffic_mxfp4_bf16_t128: MxFp4, Bf16, 128;
+            grouped_quantize_traffic_mxfp4_f16_t128: MxFp4, F16, 128;
+            grouped_quantize_traffic_mxfp4_f32_t128: MxFp4, F32, 128;
+            grouped_quantize_traffic_mxfp8_bf16_t128: MxFp8, Bf16, 128;
+            grouped_quantize_traffic_mxfp8_f16_t128: MxFp8, F16, 128;
+            grouped_quantize_traffic_mxfp8_f32_t128: MxFp8, F32, 128;
+            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 256;
+            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 256;
+            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 256;
+        }
+    };
+}
+
+/// Defines entries, each with this first line of documentation before its types.
+macro_rules! define {
+    ($does:literal, $twin:literal:
+        $($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
+        #[doc = concat!(
+            $does, stringify!($input), " rows to ", stringify!($format), " with ",
+            stringify!($threads), " threads a block."
+        )]
+        ///
+        /// Launch with [`grid_size`](super::grid_size) blocks and
+        /// [`shared_bytes`](super::shared_bytes) of dynamic shared memory.
+        ///
+        /// # Safety
+        ///
+        /// | argument | is |
+        /// | --- | --- |
+        /// | `input` | `[input_rows, columns]`, 16-byte aligned |
+        /// | `columns` | a multiple of 8, at least 8 |
+        /// | `data` | `[rows, columns]` elements of the format, packed, 16-byte aligned |
+        /// | `scales` | `[row_tiles, ceil(columns / tile columns), 32, 4, 4]` bytes, 16-byte aligned |
+        /// | `scale_map` | 128-byte aligned; describes `scales` as `[tiles, 512 / row, row]` bytes when `scale_store` is a tensor map, else unused |
+        /// | `row_offsets` | `slots + 1` values, see [`Groups`](crate::expert_search::Groups) |
+        /// | `scales_offsets`, `expert_ids` | `slots` values; `slots` is at least 1 |
+        /// | `sf` | `sf_len` tensor-wise factors, indexed by `expert_ids` |
+        /// | `source_rows` | null, or for each of `rows` the input row to read |
+        /// | `rules` | [`Rules::bits`] |
+        /// | `scale_store` | [`ScaleStore::bits`](super::ScaleStore::bits) |
+        /// | `runs_per_block` | a power of two, at most the number of warps of a block |
+        ///
+        /// All extents but `columns` and `row_tiles` are below 2^31. During the launch nothing writes the
+        /// input, the tables or `sf`, and nothing else writes `data` and `scales`.
+        #[kernel(max_threads = $threads)]
+        #[allow(clippy::too_many_arguments)]
+        pub unsafe fn $name(
+            input: *const u32x4,
+            input_rows: u32,
+            columns: u32,
+            data: *mut u8,
+            rows: u32,
+            scales: *mut u8,
+            row_tiles: u32,
+            scale_map: *const tma::TensorMap,
+            row_offsets: *const u32,
+            scales_offsets: *const u32,
+            expert_ids: *const i32,
+            slots: u32,
+            sf: *const f32,
+            sf_len: u32,
+            source_rows: *const i32,
+            rules: u32,
+            scale_store: u32,
+            runs_per_block: u32,
+        ) {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                grouped_quantize::<$format, $input, $threads, $twin>(Arguments {
+                    input,
+                    input_rows,
+                    columns,
+                    data,
+                    rows,
+                    scales,
+                    row_tiles,
+                    scale_map,
+                    row_offsets,
+                    scales_offsets,
+                    expert_ids,
+                    slots,
+                    sf,
+                    sf_len,
+                    source_rows,
+                    rules,
+                    scale_store,
+                    runs_per_block,
+                })
+            }
+        }
+    )*};
+}
+
+macro_rules! define_entries {
+    ($($entries:tt)*) => { define! { "Quantizes grouped ", false: $($entries)* } };
+}
+
+macro_rules! define_twins {
+    ($($entries:tt)*) => {
+        define! { "Moves what is moved when an entry quantizes grouped ", true: $($entries)* }
+    };
+}
+
+for_each_quantize_entry!(define_entries);
+for_each_traffic_twin!(define_twins);
