@@ -33,7 +33,7 @@ pub struct BlockScale {
     /// The stored byte.
     pub code: u8,
     /// What elements are multiplied by.
-    pub multiplier: Multiplier,
+    pub factor: f32,
     /// Whether the elements are +0 whatever they were.
     pub dead: bool,
 }
@@ -123,18 +123,7 @@ fn fp4_reciprocal(scale: f32, amax: f32, tensor: TensorScale, rules: Rules) -> f
     }
 }
 
-/// What is known of the products of a block of numbers, `amax` the largest, with a reciprocal.
-#[inline(always)]
-fn multiplier_of_numbers(reciprocal: f32, amax: f32) -> Multiplier {
-    // Infinity times zero, or zero times infinity, would be NaN.
-    if reciprocal > 0.0 && reciprocal <= f32::MAX && amax <= f32::MAX {
-        Multiplier::Number(reciprocal)
-    } else {
-        Multiplier::Any(reciprocal)
-    }
-}
-
-/// The multiplier of a hardened MX block with scale code 0: `encode * 2^127`, kept finite.
+/// The factor of a hardened MX block with scale code 0: `encode * 2^127`, kept finite.
 #[inline(always)]
 fn smallest_scale_reciprocal(encode: f32) -> f32 {
     (encode * E8m0::reciprocal(0)).min(f32::MAX)
@@ -177,7 +166,7 @@ impl BlockFormat for NvFp4 {
         let reciprocal = fp4_reciprocal(E4m3::to_f32(code), amax, tensor, rules);
         BlockScale {
             code,
-            multiplier: multiplier_of_numbers(reciprocal, amax),
+            factor: reciprocal,
             dead: code == 0 && amax != 0.0 && !rules.strict(),
         }
     }
@@ -255,17 +244,16 @@ impl BlockFormat for MxFp4 {
     #[inline(always)]
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale {
         let code = E8m0::from_amax::<E2m1>(tensor.encode * amax, rules.scale_rounding());
-        let multiplier = if tensor.encode == 1.0 {
-            mx_multiplier(code, amax, rules)
+        let factor = if tensor.encode == 1.0 {
+            mx_factor(code, amax, rules)
         } else if code == 0 && amax != 0.0 && !rules.strict() {
-            multiplier_of_numbers(smallest_scale_reciprocal(tensor.encode), amax)
+            smallest_scale_reciprocal(tensor.encode)
         } else {
-            let reciprocal = fp4_reciprocal(E8m0::to_f32(code), amax, tensor, rules);
-            multiplier_of_numbers(reciprocal, amax)
+            fp4_reciprocal(E8m0::to_f32(code), amax, tensor, rules)
         };
         BlockScale {
             code,
-            multiplier,
+            factor,
             dead: false,
         }
     }
@@ -325,7 +313,7 @@ impl BlockFormat for MxFp8 {
         let code = E8m0::from_amax::<E4m3>(amax, rules.scale_rounding());
         BlockScale {
             code,
-            multiplier: mx_multiplier(code, amax, rules),
+            factor: mx_factor(code, amax, rules),
             dead: false,
         }
     }
@@ -365,16 +353,16 @@ impl BlockFormat for MxFp8 {
     }
 }
 
-/// The multiplier of a power-of-two scale, without a tensor-wise factor.
+/// What elements are multiplied by for a power-of-two scale, without a tensor-wise factor.
 #[inline(always)]
-fn mx_multiplier(code: u8, amax: f32, rules: Rules) -> Multiplier {
+fn mx_factor(code: u8, amax: f32, rules: Rules) -> f32 {
     if amax == 0.0 {
-        Multiplier::Number(0.0)
+        0.0
     } else if code == 0 && rules.strict() {
         // What a reciprocal that flushes subnormals makes of 2^-127. Zero times it is NaN.
-        Multiplier::Any(f32::INFINITY)
+        f32::INFINITY
     } else {
         // NaN for the scale NaN, which infinities have too.
-        multiplier_of_numbers(E8m0::reciprocal(code), amax)
+        E8m0::reciprocal(code)
     }
 }

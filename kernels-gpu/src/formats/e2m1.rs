@@ -17,9 +17,9 @@
 //! rounding are one instruction, to nearest even. As a tie between two codes goes to the even code,
 //! and an even code is one with a zero mantissa bit, this is the rounding that the format asks for.
 
-use super::{Bf16, ElementFormat, F16, InputFormat, Multiplier};
+use super::{Bf16, CHUNK, ElementFormat, F16, InputFormat, Multiplier};
 use core::simd::{u32x2, u32x4};
-use cuda_std::{cfg, cvt, math};
+use cuda_std::{cfg, cvt, math, misc};
 
 /// The 4-bit float with two exponent bits and one mantissa bit.
 #[derive(Clone, Copy, Debug)]
@@ -83,14 +83,20 @@ impl E2m1 {
         }
     }
 
-    /// Eight codes, whatever the products are.
+    /// Eight codes, whatever the products are. Kept a loop, as it is for rare cases.
     #[inline(always)]
-    fn chunk_with_care<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
-        let byte = |index| {
-            let (low, high) = I::pair(chunk, index);
-            Self::from_f32(low * factor) as u32 | (Self::from_f32(high * factor) as u32) << 4
-        };
-        byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
+    fn chunk_with_care<I: InputFormat>(mut chunk: I::Chunk, factor: f32) -> u32 {
+        let mut codes = 0;
+        let mut pairs = misc::hidden(CHUNK / 2);
+        while pairs > 0 {
+            let (low, high) = I::pair(chunk, 0);
+            let pair =
+                Self::from_f32(low * factor) as u32 | (Self::from_f32(high * factor) as u32) << 4;
+            codes = codes >> 8 | pair << 24;
+            chunk = I::rotated(chunk);
+            pairs -= 1;
+        }
+        codes
     }
 
     /// Eight codes from products that are not NaN, by the three lines in f32. Without `SATURATE` they

@@ -26,6 +26,9 @@ pub trait InputFormat: Copy {
     /// Sixteen bytes that depend on every bit of the chunk and on little arithmetic.
     fn folded(chunk: Self::Chunk) -> u32x4;
 
+    /// The chunk with its last six elements first: what was pair 1 is pair 0.
+    fn rotated(chunk: Self::Chunk) -> Self::Chunk;
+
     /// Elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
     fn pair(chunk: Self::Chunk, index: usize) -> (f32, f32);
 
@@ -128,6 +131,12 @@ impl InputFormat for Bf16 {
     }
 
     #[inline(always)]
+    fn rotated(chunk: u32x4) -> u32x4 {
+        let [a, b, c, d] = chunk.to_array();
+        u32x4::from_array([b, c, d, a])
+    }
+
+    #[inline(always)]
     fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
         Self::widen(chunk[index])
     }
@@ -193,6 +202,12 @@ impl InputFormat for F16 {
     }
 
     #[inline(always)]
+    fn rotated(chunk: u32x4) -> u32x4 {
+        let [a, b, c, d] = chunk.to_array();
+        u32x4::from_array([b, c, d, a])
+    }
+
+    #[inline(always)]
     fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
         Self::widen(chunk[index])
     }
@@ -241,6 +256,16 @@ impl InputFormat for F32 {
     #[inline(always)]
     fn folded((low, high): (u32x4, u32x4)) -> u32x4 {
         low ^ high
+    }
+
+    #[inline(always)]
+    fn rotated((low, high): (u32x4, u32x4)) -> (u32x4, u32x4) {
+        let [a, b, c, d] = low.to_array();
+        let [e, f, g, h] = high.to_array();
+        (
+            u32x4::from_array([c, d, e, f]),
+            u32x4::from_array([g, h, a, b]),
+        )
     }
 
     #[inline(always)]

@@ -173,15 +173,6 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
         }
     };
 
-    // A pair and not an array: the compiler keeps a loop over an array of chunks a loop, and the array
-    // then lies in local memory.
-    let load = |row| {
-        (
-            source.load_nearest::<I>(row),
-            source.load_nearest::<I>(row + stride),
-        )
-    };
-
     // SAFETY: the caller's obligation; `slot` is below `slots`.
     let expert = unsafe { GlobalView::new(args.expert_ids, args.slots as usize) }
         .load(tile_rows.slot as usize) as u32;
@@ -225,8 +216,6 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
             ),
             lane,
             data: GlobalViewMut::new(args.data.cast(), chunks).skip(chunk as usize),
-            data_pairs: GlobalViewMut::new(args.data.cast(), chunks / CHUNKS_PER_LANE as usize)
-                .skip((chunk / CHUNKS_PER_LANE) as usize),
             pitch: chunks_per_row * size_of::<<F::Element as ElementFormat>::Packed>() as u32,
             staging: SharedView::new(staging.add(run_in_block as usize * run_bytes), run_bytes),
             swizzle_mask: scale_store.swizzle_mask(),
@@ -246,25 +235,23 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
     } else {
         (UncommonRows::ALL, 0)
     };
-    let handle = |row, loaded| {
-        if TWIN {
-            tile.copy(row, loaded);
-            true
-        } else {
-            tile.quantize(row, loaded)
-        }
-    };
-    let mut turn = 0;
     let mut row = first_row;
     while row < readable_rows {
-        let loaded = load(row);
-        if !handle(row, loaded.0) {
+        // Written out: the compiler keeps a loop over an array of chunks a loop, and the array then
+        // lies in local memory.
+        let next = row + stride;
+        let loaded = (
+            source.load_nearest::<I>(row),
+            source.load_nearest::<I>(next),
+        );
+        if TWIN {
+            tile.copy((row, next), loaded);
+        } else if !tile.quantize((row, next), loaded) {
+            // From the row, as a counter would be one more register in every turn.
+            let turn = (row - first_row) / stride;
             uncommon.insert(turn);
-        }
-        if row + stride < rows && !handle(row + stride, loaded.1) {
             uncommon.insert(turn + 1);
         }
-        turn += ROWS_IN_FLIGHT;
         row += stride * ROWS_IN_FLIGHT;
     }
     uncommon.for_each(|turn| {

@@ -77,23 +77,16 @@ impl Source {
         }
     }
 
-    /// This lane's chunks of `row`, which is below `rows`; zeros where there are none.
+    /// Chunk `which` (0 or 1) of this lane in `row`, which is below `rows`; zeros where there is none.
     #[inline(always)]
-    pub fn load_or_zeros<I: InputFormat>(self, row: u32) -> Loaded<I> {
+    pub fn load_or_zeros<I: InputFormat>(self, row: u32, which: u32) -> I::Chunk {
         let source = self.source_row(row);
-        let exists = source < self.input_rows;
-        let start = source as usize * self.pitch as usize;
-        let load = |has_chunk, offset| {
-            if exists && has_chunk {
-                I::load_at(self.input, offset)
-            } else {
-                I::zeros()
-            }
-        };
-        Loaded {
-            first: load(self.has_chunk(), start),
-            second: load(self.has_second_chunk(), start + self.to_second::<I>()),
-            exists,
+        if source < self.input_rows && self.chunk + which < self.chunks_per_row {
+            let chunk_bytes = I::VECTORS * size_of::<u32x4>();
+            let start = source as usize * self.pitch as usize;
+            I::load_at(self.input, start + which as usize * chunk_bytes)
+        } else {
+            I::zeros()
         }
     }
 }

@@ -4,11 +4,12 @@ use super::source::{Loaded, Source};
 use super::{CHUNKS_PER_LANE, RUN_COLUMNS};
 use crate::WARP;
 use crate::formats::{
-    Amax, BlockFormat, CHUNK, ElementFormat, InputFormat, Multiplier, Rules, TensorScale,
+    Amax, BlockFormat, CHUNK, CommonScale, ElementFormat, InputFormat, Multiplier, Rules,
+    TensorScale,
 };
 use crate::scale_tile;
 use cuda_std::view::{GlobalViewMut, SharedView};
-use cuda_std::warp;
+use cuda_std::{misc, warp};
 
 /// All lanes of a warp.
 const FULL_MASK: u32 = u32::MAX;
@@ -21,16 +22,26 @@ pub(super) struct Tile<F: BlockFormat> {
     pub prepared: F::Prepared,
     pub table: SharedView<f32>,
     pub lane: u32,
-    /// From this lane's first chunk of the first row on: the same memory by chunks and by pairs of
-    /// chunks.
-    pub data: GlobalViewMut<<F::Element as ElementFormat>::Packed>,
-    pub data_pairs: GlobalViewMut<<F::Element as ElementFormat>::PackedPair>,
+    /// From this lane's first chunk of the first row on.
+    pub data: GlobalViewMut<Packed<F>>,
     /// Bytes of `data` from a row to the next.
     pub pitch: u32,
     /// Scale tiles of the warp's run.
     pub staging: SharedView<u8>,
     pub swizzle_mask: u32,
 }
+
+/// What becomes of a row, for one lane.
+#[derive(Clone, Copy)]
+struct Quantized<P> {
+    row: u32,
+    first: P,
+    second: P,
+    scale: u8,
+}
+
+/// A stored chunk of a block format.
+type Packed<F> = <<F as BlockFormat>::Element as ElementFormat>::Packed;
 
 impl<F: BlockFormat> Tile<F> {
     /// Lanes that share a block.
@@ -39,120 +50,195 @@ impl<F: BlockFormat> Tile<F> {
     /// What is left of [`quantize`](Self::quantize) in the traffic twin: every loaded bit goes into the
     /// stored ones, or the compiler would shorten the loads.
     #[inline(always)]
-    pub fn copy<I: InputFormat>(&self, row: u32, loaded: Loaded<I>) {
-        let (first, second) = (I::folded(loaded.first), I::folded(loaded.second));
-        let scale = (first ^ second)[0] as u8;
-        self.store(
-            row,
-            F::Element::folded(first),
-            F::Element::folded(second),
-            scale,
-        );
+    pub fn copy<I: InputFormat>(&self, rows: (u32, u32), loaded: (Loaded<I>, Loaded<I>)) {
+        let folded = |row, loaded: Loaded<I>| {
+            let (first, second) = (I::folded(loaded.first), I::folded(loaded.second));
+            Quantized {
+                row,
+                first: F::Element::folded(first),
+                second: F::Element::folded(second),
+                scale: (first ^ second)[0] as u8,
+            }
+        };
+        self.store_two(folded(rows.0, loaded.0), folded(rows.1, loaded.1));
     }
 
-    /// Quantizes a row of common blocks. If there are others, returns false and does nothing.
+    /// Quantizes two rows of common blocks. If there are others, returns false and does nothing.
+    ///
+    /// Two at a time, so that the instructions of one row fill the waits of the other. The second is left
+    /// out if the tile does not have it.
     ///
     /// Called by whole warps: lanes exchange their largest magnitudes.
     #[inline(always)]
-    pub fn quantize<I: InputFormat>(&self, row: u32, loaded: Loaded<I>) -> bool {
-        let Loaded {
-            first,
-            second,
-            exists,
-        } = loaded;
-        let amax = I::amax_or_nan(first).max(I::amax_or_nan(second));
-        let scale = F::common_scale::<I>(self.block_amax(amax), self.prepared, self.table);
+    pub fn quantize<I: InputFormat>(
+        &self,
+        rows: (u32, u32),
+        loaded: (Loaded<I>, Loaded<I>),
+    ) -> bool {
+        let scales = (self.common_scale(loaded.0), self.common_scale(loaded.1));
         // Decisions of the whole warp, so that lanes stay together for their next exchange.
         // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
         let all = |condition| unsafe { warp::warp_vote_all(FULL_MASK, condition) };
-        let quantize = |chunk, multiplier| F::Element::quantize_chunk::<I>(chunk, multiplier);
-        if all(exists && scale.common) {
-            let multiplier = F::multiplier(scale.factor);
-            let (first, second) = (quantize(first, multiplier), quantize(second, multiplier));
-            self.store(row, first, second, scale.code);
-            true
-        } else if F::SATURATES && all(exists && (scale.common || scale.saturating)) {
-            let multiplier = Multiplier::Number(scale.factor);
-            let (first, second) = if scale.saturating && scale.code == 0 {
-                // The block decodes to zeros whatever its elements are.
-                (F::Element::zeros(), F::Element::zeros())
-            } else {
-                (quantize(first, multiplier), quantize(second, multiplier))
+        let fine = |scale: CommonScale| scale.common || scale.saturating;
+        if all(scales.0.common && scales.1.common) {
+            let quantized = |row, loaded, scale: CommonScale| {
+                self.quantized(row, loaded, F::multiplier(scale.factor), scale.code, false)
             };
-            self.store(row, first, second, scale.code);
+            self.store_two(
+                quantized(rows.0, loaded.0, scales.0),
+                quantized(rows.1, loaded.1, scales.1),
+            );
+            true
+        } else if F::SATURATES && all(fine(scales.0) && fine(scales.1)) {
+            let quantized = |row, loaded, scale: CommonScale| {
+                let multiplier = Multiplier::Number(scale.factor);
+                let dead = scale.saturating && scale.code == 0;
+                self.quantized(row, loaded, multiplier, scale.code, dead)
+            };
+            self.store_two(
+                quantized(rows.0, loaded.0, scales.0),
+                quantized(rows.1, loaded.1, scales.1),
+            );
             true
         } else {
             false
         }
     }
 
-    /// Quantizes a row, whatever is in it. Called by whole warps.
+    /// A row of this lane, given its scale. The elements of a `dead` block are +0.
     #[inline(always)]
-    pub fn quantize_with_care<I: InputFormat>(&self, row: u32) {
-        let Loaded { first, second, .. } = self.source.load_or_zeros::<I>(row);
-        let mut amax = I::amax_or_nan(first).max(I::amax_or_nan(second));
-        let has_nan = amax.is_nan();
-        if has_nan && !self.rules.propagate_nan() {
-            amax = I::amax_of_numbers(first).max(I::amax_of_numbers(second));
-        }
-        let amax = self.block_amax(amax);
-        let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
-        let multiplier = if has_nan {
-            Multiplier::Any(scale.multiplier.factor())
-        } else {
-            scale.multiplier
-        };
-        let quantize = |chunk| {
-            if scale.dead {
+    fn quantized<I: InputFormat>(
+        &self,
+        row: u32,
+        loaded: Loaded<I>,
+        multiplier: Multiplier,
+        scale: u8,
+        dead: bool,
+    ) -> Quantized<Packed<F>> {
+        let chunk = |chunk| {
+            if dead {
                 F::Element::zeros()
             } else {
                 F::Element::quantize_chunk::<I>(chunk, multiplier)
             }
         };
-        self.store(row, quantize(first), quantize(second), scale.code);
+        Quantized {
+            row,
+            first: chunk(loaded.first),
+            second: chunk(loaded.second),
+            scale,
+        }
     }
 
-    /// Stores this lane's chunks of a row, and their block's scale if this is its first lane.
+    /// The scale of this lane's block in a row. Called by whole warps.
     #[inline(always)]
-    fn store(
-        &self,
-        row: u32,
-        first: <F::Element as ElementFormat>::Packed,
-        second: <F::Element as ElementFormat>::Packed,
-        scale: u8,
-    ) {
+    fn common_scale<I: InputFormat>(&self, loaded: Loaded<I>) -> CommonScale {
+        let amax = I::amax_or_nan(loaded.first).max(I::amax_or_nan(loaded.second));
+        let mut scale = F::common_scale::<I>(self.block_amax(amax), self.prepared, self.table);
+        scale.common &= loaded.exists;
+        scale.saturating &= loaded.exists;
+        scale
+    }
+
+    /// Quantizes a row, whatever is in it. Called by whole warps.
+    ///
+    /// This is for rare rows, and must not take more registers than the common ones: it reads a chunk
+    /// again rather than keep it.
+    #[inline(always)]
+    pub fn quantize_with_care<I: InputFormat>(&self, row: u32) {
+        let chunk = |which| self.source.load_or_zeros::<I>(row, which);
+        let mut amax = I::amax_or_nan(chunk(0)).max(I::amax_or_nan(chunk(1)));
+        if amax.is_nan() && !self.rules.propagate_nan() {
+            amax = I::amax_of_numbers(chunk(0)).max(I::amax_of_numbers(chunk(1)));
+        }
+        let amax = self.block_amax(amax);
+        let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
+        let mut which = 0;
+        while which < misc::hidden(CHUNKS_PER_LANE) {
+            let packed = if scale.dead {
+                F::Element::zeros()
+            } else {
+                F::Element::quantize_chunk::<I>(chunk(which), Multiplier::Any(scale.factor))
+            };
+            if self.source.chunk + which < self.source.chunks_per_row {
+                let offset = self.data_offset(row) + which as usize * size_of::<Packed<F>>();
+                self.data.store_at(offset, packed);
+            }
+            which += 1;
+        }
+        if self.source.has_chunk() {
+            self.stage_scale(row, scale.code);
+        }
+    }
+
+    /// Stores two rows; the first twice if the tile does not have the second.
+    ///
+    /// Without a branch about the second, which would keep its arithmetic apart from the first's.
+    #[inline(always)]
+    fn store_two(&self, one: Quantized<Packed<F>>, other: Quantized<Packed<F>>) {
+        let other = if other.row < self.source.rows {
+            other
+        } else {
+            one
+        };
         if !self.source.has_chunk() {
             return;
         }
-        self.store_elements(row, first, second);
-        if self.lane.is_multiple_of(Self::LANES_PER_BLOCK) {
-            let block = self.lane / Self::LANES_PER_BLOCK;
-            // The staging area is a scales tensor of one row tile.
-            let offset = scale_tile::offset_in_tensor(0, row, block, RUN_COLUMNS / F::TILE_COLUMNS);
-            self.staging
-                .store(scale_tile::swizzled(offset, self.swizzle_mask), scale);
+        if self.source.chunks_per_row.is_multiple_of(CHUNKS_PER_LANE) {
+            self.store_in_one_access(one);
+            self.store_in_one_access(other);
+        } else {
+            self.store_by_chunks(one);
+            self.store_by_chunks(other);
+        }
+        self.stage_scale(one.row, one.scale);
+        self.stage_scale(other.row, other.scale);
+    }
+
+    /// Where this lane's part of a row begins in `data`, in bytes.
+    #[inline(always)]
+    fn data_offset(&self, row: u32) -> usize {
+        (self.source.first_row + row) as usize * self.pitch as usize
+    }
+
+    /// For rows that are a whole number of chunk pairs, and so aligned for them.
+    #[inline(always)]
+    fn store_in_one_access(&self, quantized: Quantized<Packed<F>>) {
+        let Quantized {
+            row, first, second, ..
+        } = quantized;
+        let pair = F::Element::concat(first, second);
+        // SAFETY: the same memory. Lanes begin at even chunks, and so do rows here.
+        let pairs = unsafe {
+            self.data
+                .cast::<<F::Element as ElementFormat>::PackedPair>()
+        };
+        pairs.store_at(self.data_offset(row), pair);
+    }
+
+    #[inline(always)]
+    fn store_by_chunks(&self, quantized: Quantized<Packed<F>>) {
+        let Quantized {
+            row, first, second, ..
+        } = quantized;
+        let offset = self.data_offset(row);
+        self.data.store_at(offset, first);
+        if self.source.has_second_chunk() {
+            let chunk = size_of::<Packed<F>>();
+            self.data.store_at(offset + chunk, second);
         }
     }
 
-    /// Stores this lane's chunks of a row: in one access where every row is aligned for it.
+    /// Puts the scale of this lane's block where it leaves from, if the lane is its block's first.
     #[inline(always)]
-    fn store_elements(
-        &self,
-        row: u32,
-        first: <F::Element as ElementFormat>::Packed,
-        second: <F::Element as ElementFormat>::Packed,
-    ) {
-        let row = self.source.first_row + row;
-        let offset = row as usize * self.pitch as usize;
-        if self.source.chunks_per_row.is_multiple_of(CHUNKS_PER_LANE) {
-            self.data_pairs
-                .store_at(offset, F::Element::concat(first, second));
-        } else {
-            self.data.store_at(offset, first);
-            if self.source.has_second_chunk() {
-                let chunk = size_of::<<F::Element as ElementFormat>::Packed>();
-                self.data.store_at(offset + chunk, second);
-            }
+    fn stage_scale(&self, row: u32, scale: u8) {
+        if self.lane.is_multiple_of(Self::LANES_PER_BLOCK) {
+            let block = self.lane / Self::LANES_PER_BLOCK;
+            let tiles = RUN_COLUMNS / F::TILE_COLUMNS;
+            // The staging area is a scales tensor of one row tile.
+            let offset = scale_tile::offset_in_tensor(0, row, block, tiles);
+            let offset = scale_tile::swizzled(offset, self.swizzle_mask);
+            self.staging.store(offset, scale);
         }
     }
 

@@ -28,6 +28,18 @@ pub fn trap() -> ! {
     }
 }
 
+/// The value, behind the compiler's back: it cannot tell what comes out.
+///
+/// A loop with a hidden bound stays a loop. Unrolled, code for rare cases may need more registers than
+/// the common case, and those decide how many blocks a multiprocessor runs. Costs nothing.
+#[inline(always)]
+pub fn hidden(value: u32) -> u32 {
+    by_target! {
+        gpu: ptx::hidden(value),
+        cpu: core::hint::black_box(value),
+    }
+}
+
 /// Adds one per warp to a counter of the profiler, 0 to 7.
 ///
 /// PTX `pmevent`, any target. The emulator has no counters.

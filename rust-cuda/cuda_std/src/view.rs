@@ -112,6 +112,19 @@ macro_rules! view {
                 }
             }
 
+            /// The same memory as elements of another type, of which the last may be cut off.
+            ///
+            /// # Safety
+            ///
+            /// The memory is aligned for `U`, and [`new`](Self::new)'s conditions hold for it as `U`.
+            #[inline(always)]
+            pub const unsafe fn cast<U>(self) -> $view<U> {
+                $view {
+                    ptr: self.ptr.cast(),
+                    len: self.len * size_of::<T>() / size_of::<U>(),
+                }
+            }
+
             /// The elements from `start` on; none if `start` is beyond them.
             #[inline(always)]
             pub fn skip(self, start: usize) -> Self {

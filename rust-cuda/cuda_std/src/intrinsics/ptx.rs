@@ -65,6 +65,9 @@ pure! {
     #[doc = "`max.NaN.bf16x2`; cc 8.0, PTX 7.0."]
     fn max_nan_bf16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "max.NaN.bf16x2 {d}, {a}, {b};";
 
+    #[doc = "`mov.b32`, which only LLVM cannot see through; any target."]
+    fn hidden(a: u32, reg32) -> u32, reg32 = "mov.b32 {d}, {a};";
+
     #[doc = "`prmt.b32`; any target."]
     fn prmt_b32(a: u32, reg32, b: u32, reg32, selector: u32, reg32) -> u32, reg32 = "prmt.b32 {d}, {a}, {b}, {selector};";
     #[doc = "`shf.l.wrap.b32`; any target."]
