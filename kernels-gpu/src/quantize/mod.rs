@@ -173,6 +173,18 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
         }
     };
 
+    // A pair and not an array: the compiler keeps a loop over an array of chunks a loop, and the array
+    // then lies in local memory.
+    let load = |row| {
+        (
+            source.load_nearest::<I>(row),
+            source.load_nearest::<I>(row + stride),
+        )
+    };
+    // The first rows are on their way while the expert's factor and the table are prepared. That is
+    // most of the time that an expert with few rows takes.
+    let early = load(first_row);
+
     // SAFETY: the caller's obligation; `slot` is below `slots`.
     let expert = unsafe { GlobalView::new(args.expert_ids, args.slots as usize) }
         .load(tile_rows.slot as usize) as u32;
@@ -235,23 +247,14 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
     } else {
         (UncommonRows::ALL, 0)
     };
-    let mut row = first_row;
+    if first_row < readable_rows {
+        uncommon.note(0, tile.work::<I, TWIN>(first_row, stride, early));
+    }
+    let mut row = first_row + stride * ROWS_IN_FLIGHT;
     while row < readable_rows {
-        // Written out: the compiler keeps a loop over an array of chunks a loop, and the array then
-        // lies in local memory.
-        let next = row + stride;
-        let loaded = (
-            source.load_nearest::<I>(row),
-            source.load_nearest::<I>(next),
-        );
-        if TWIN {
-            tile.copy((row, next), loaded);
-        } else if !tile.quantize((row, next), loaded) {
-            // From the row, as a counter would be one more register in every turn.
-            let turn = (row - first_row) / stride;
-            uncommon.insert(turn);
-            uncommon.insert(turn + 1);
-        }
+        // The turn from the row, as a counter would be one more register in every turn.
+        let turn = (row - first_row) / stride;
+        uncommon.note(turn, tile.work::<I, TWIN>(row, stride, load(row)));
         row += stride * ROWS_IN_FLIGHT;
     }
     uncommon.for_each(|turn| {
@@ -285,9 +288,12 @@ impl UncommonRows {
     /// The last bit stands for all turns from here on, of which a warp has as many as a tile rows.
     const LAST: u32 = u32::BITS - 1;
 
+    /// Takes the rows of this turn and the next, unless they are done.
     #[inline(always)]
-    fn insert(&mut self, turn: u32) {
-        self.0 |= 1 << turn.min(Self::LAST);
+    fn note(&mut self, turn: u32, done: bool) {
+        if !done {
+            self.0 |= 1 << turn.min(Self::LAST) | 1 << (turn + 1).min(Self::LAST);
+        }
     }
 
     /// Calls `handle` with each turn, and with turns beyond [`LAST`](Self::LAST) that were not inserted

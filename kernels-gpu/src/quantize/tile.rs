@@ -47,10 +47,28 @@ impl<F: BlockFormat> Tile<F> {
     /// Lanes that share a block.
     const LANES_PER_BLOCK: u32 = F::BLOCK / (CHUNKS_PER_LANE * CHUNK);
 
+    /// Handles [`ROWS_IN_FLIGHT`](super::ROWS_IN_FLIGHT) rows: `row` and `row + stride`, if the tile has
+    /// it. Returns false if they were left alone.
+    #[inline(always)]
+    pub fn work<I: InputFormat, const TWIN: bool>(
+        &self,
+        row: u32,
+        stride: u32,
+        loaded: (Loaded<I>, Loaded<I>),
+    ) -> bool {
+        let rows = (row, row + stride);
+        if TWIN {
+            self.copy(rows, loaded);
+            true
+        } else {
+            self.quantize(rows, loaded)
+        }
+    }
+
     /// What is left of [`quantize`](Self::quantize) in the traffic twin: every loaded bit goes into the
     /// stored ones, or the compiler would shorten the loads.
     #[inline(always)]
-    pub fn copy<I: InputFormat>(&self, rows: (u32, u32), loaded: (Loaded<I>, Loaded<I>)) {
+    fn copy<I: InputFormat>(&self, rows: (u32, u32), loaded: (Loaded<I>, Loaded<I>)) {
         let folded = |row, loaded: Loaded<I>| {
             let (first, second) = (I::folded(loaded.first), I::folded(loaded.second));
             Quantized {
@@ -70,11 +88,7 @@ impl<F: BlockFormat> Tile<F> {
     ///
     /// Called by whole warps: lanes exchange their largest magnitudes.
     #[inline(always)]
-    pub fn quantize<I: InputFormat>(
-        &self,
-        rows: (u32, u32),
-        loaded: (Loaded<I>, Loaded<I>),
-    ) -> bool {
+    fn quantize<I: InputFormat>(&self, rows: (u32, u32), loaded: (Loaded<I>, Loaded<I>)) -> bool {
         let scales = (self.common_scale(loaded.0), self.common_scale(loaded.1));
         // Decisions of the whole warp, so that lanes stay together for their next exchange.
         // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
