@@ -147,7 +147,7 @@ impl<F: BlockFormat> Tile<F> {
     /// The scale of this lane's block in a row. Called by whole warps.
     #[inline(always)]
     fn common_scale<I: InputFormat>(&self, loaded: Loaded<I>) -> CommonScale {
-        let amax = I::amax_or_nan(loaded.first).max(I::amax_or_nan(loaded.second));
+        let amax = I::amax_or_nan(loaded.first, loaded.second);
         let mut scale = F::common_scale::<I>(self.block_amax(amax), self.prepared, self.table);
         scale.common &= loaded.exists;
         scale.saturating &= loaded.exists;
@@ -161,7 +161,7 @@ impl<F: BlockFormat> Tile<F> {
     #[inline(always)]
     pub fn quantize_with_care<I: InputFormat>(&self, row: u32) {
         let chunk = |which| self.source.load_or_zeros::<I>(row, which);
-        let mut amax = I::amax_or_nan(chunk(0)).max(I::amax_or_nan(chunk(1)));
+        let mut amax = I::amax_or_nan(chunk(0), chunk(1));
         if amax.is_nan() && !self.rules.propagate_nan() {
             amax = I::amax_of_numbers(chunk(0)).max(I::amax_of_numbers(chunk(1)));
         }
