@@ -19,7 +19,7 @@ use crate::workspace;
 const MAX_BYTES: u64 = 60 << 20;
 
 /// Describes the bundle, and marks a folder as one.
-const MANIFEST: &str = "bundle.json";
+const MANIFEST: &str = workspace::BUNDLE_MANIFEST;
 
 /// The script that runs everything.
 const RUN_SCRIPT: &str = include_str!("../../assets/run.sh");
@@ -80,7 +80,7 @@ pub fn run(flags: GpuBundleFlags, report: Report) -> Result<()> {
     write_script(&folder.join("run.sh"))?;
     let manifest = Manifest {
         producer: concat!("tokenyard ", env!("CARGO_PKG_VERSION")),
-        commit: commit(&root),
+        commit: workspace::commit(&root),
         architectures: kernels.iter().map(|ptx| ptx.arch.to_string()).collect(),
         glibc: newest_glibc(binaries.iter().map(|(_, to)| to.as_path()))?,
     };
@@ -173,18 +173,6 @@ fn write_script(path: &Path) -> Result<()> {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
-}
-
-fn commit(root: &Path) -> Option<String> {
-    let describe = [
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty",
-        "--exclude=*",
-    ];
-    let text = process::capture(Command::new("git").args(describe).current_dir(root)).ok()?;
-    Some(text.trim().to_owned())
 }
 
 /// The newest `GLIBC_x.y` that any of the binaries names.
