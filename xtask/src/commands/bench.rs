@@ -11,6 +11,7 @@ use crate::bench::cases::{Case, Group, cases};
 use crate::bench::check::Expected;
 use crate::bench::measure::Bench;
 use crate::bench::record::{CaseRecord, History, Record, Speed};
+use crate::bench::stats::rounded;
 use crate::bench::{dump, input, table};
 use crate::files::{HiddenStates, write_atomically};
 use crate::flags::{BenchBackend, BenchFlags, BenchQuantizeFlags, BenchSubject};
@@ -170,7 +171,7 @@ fn examine(
     let samples = bench.measure(flags.rounds())?;
     result.speed = Speed::of(&samples, result.bytes).map(|mut speed| {
         let last = history.last(&result.id);
-        speed.against_last = last.map(|last| last / speed.kernel.median);
+        speed.against_last = last.map(|last| rounded(last / speed.kernel.median));
         speed
     });
     Ok(result)
@@ -388,7 +389,7 @@ mod tests {
         let bars = bars(&record);
         assert_eq!(bars.len(), 3);
         let (kernel, twin) = (bars[0].kernel, bars[0].twin.unwrap());
-        assert!((kernel / twin - 0.96).abs() < 1e-12 && bars[0].copy > twin);
+        assert!((kernel / twin - 0.96).abs() < 1e-9 && bars[0].copy > twin);
         // Three formats and their twins, and one empty kernel, over four numbers of experts.
         let decode = series(&record, Group::Decode, |case| case.experts);
         assert_eq!(decode.len(), 7);

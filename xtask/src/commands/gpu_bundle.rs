@@ -24,6 +24,9 @@ const MANIFEST: &str = workspace::BUNDLE_MANIFEST;
 /// The script that runs everything.
 const RUN_SCRIPT: &str = include_str!("../../assets/run.sh");
 
+/// The script that measures other quantizers beside this one.
+const PEERS_SCRIPT: &str = include_str!("../../assets/peers.py");
+
 /// Content of [`MANIFEST`].
 #[derive(Serialize)]
 struct Manifest {
@@ -77,7 +80,9 @@ pub fn run(flags: GpuBundleFlags, report: Report) -> Result<()> {
         let path = folder.join(format!("ptx/kernels.{arch}.ptx"));
         write_atomically(&path, |file| file.write_all(text.as_bytes()))?;
     }
-    write_script(&folder.join("run.sh"))?;
+    write_script(&folder.join("run.sh"), RUN_SCRIPT)?;
+    write_script(&folder.join("peers.py"), PEERS_SCRIPT)?;
+    copy_records(&workspace::bench_records(), &folder.join("records"))?;
     let manifest = Manifest {
         producer: concat!("tokenyard ", env!("CARGO_PKG_VERSION")),
         commit: workspace::commit(&root),
@@ -165,8 +170,26 @@ fn strip(binary: &Path) {
     let _ = process::capture(Command::new("strip").arg("--strip-debug").arg(binary));
 }
 
-fn write_script(path: &Path) -> Result<()> {
-    write_atomically(path, |file| file.write_all(RUN_SCRIPT.as_bytes()))?;
+/// Copies the records of benchmarks, which a run in the bundle is compared with.
+fn copy_records(from: &Path, to: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(from) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            copy(&path, &to.join(path.file_name().unwrap_or_default()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a program that is text.
+fn write_script(path: &Path, text: &str) -> Result<()> {
+    write_atomically(path, |file| file.write_all(text.as_bytes()))?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -240,9 +263,23 @@ mod tests {
     fn the_script_is_well_formed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.sh");
-        write_script(&path).unwrap();
+        write_script(&path, RUN_SCRIPT).unwrap();
         process::capture(Command::new("bash").arg("-n").arg(&path)).unwrap();
         let help = process::capture(Command::new(&path).arg("--help")).unwrap();
-        assert!(help.contains("--sanitizer"), "{help}");
+        assert!(
+            help.contains("--sanitizer") && help.contains("--bench"),
+            "{help}"
+        );
+    }
+
+    #[test]
+    fn only_records_are_copied() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("a.json"), "{}").unwrap();
+        fs::write(from.path().join("README.md"), "").unwrap();
+        copy_records(from.path(), to.path()).unwrap();
+        assert!(to.path().join("a.json").is_file());
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 1);
+        copy_records(&from.path().join("missing"), to.path()).unwrap();
     }
 }
