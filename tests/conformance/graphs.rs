@@ -158,10 +158,8 @@ fn other_devices(context: &Context) -> Result<()> {
     let other = Device::emulator(9);
     let stream = other.create_stream()?;
     // SAFETY: the recorded kernel uses no memory.
-    refused!(
-        unsafe { graph.launch(&stream) },
-        DeviceError::WrongDevice { .. }
-    );
+    let launched = unsafe { graph.launch(&stream) };
+    refused!(launched, DeviceError::WrongDevice { .. });
     Ok(())
 }
 

@@ -332,10 +332,13 @@ fn sweeps(all: &mut Vec<Case>) {
         }
     }
     for format in Format::ALL {
-        all.push(Case {
-            gather: true,
-            ..case(Group::Gather, LARGE, format)
-        });
+        // The packed rows next to the gathered ones, for comparison.
+        for gather in [false, true] {
+            all.push(Case {
+                gather,
+                ..case(Group::Gather, LARGE, format)
+            });
+        }
     }
     for rounding in [ScaleRounding::Floor, ScaleRounding::Even] {
         for format in [Format::Mxfp4, Format::Mxfp8] {

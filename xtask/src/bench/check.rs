@@ -316,10 +316,13 @@ mod tests {
         }
     }
 
+    /// Changes data and scales.
+    type Spoil<'a> = dyn Fn(&mut [u8], &mut [u8], &Routing) + 'a;
+
     #[test]
     fn wrong_bytes_are_found_whole_and_sampled() {
         let case = case(Format::Mxfp8, true);
-        let spoiled = |spoil: &dyn Fn(&mut [u8], &mut [u8], &Routing), words: &str| {
+        let spoiled = |spoil: &Spoil<'_>, words: &str| {
             for whole in [false, true] {
                 let found = verdict(&case, whole, spoil);
                 assert!(found.is_some(), "{words}, whole: {whole}");

@@ -1,6 +1,8 @@
 //! How long a call takes as one extent grows.
 
 use plotters::coord::Shift;
+use plotters::coord::combinators::LogCoord;
+use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
 use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, render, titled};
@@ -30,7 +32,8 @@ pub struct TimeLabels<'a> {
     pub extent: &'a str,
 }
 
-/// Draws times against an extent, both on logarithmic axes.
+/// Draws times against an extent on a logarithmic axis. The times are on one too where they span a
+/// decade; else theirs begins at 0.
 ///
 /// # Errors
 /// [`PlotError`]
@@ -72,12 +75,30 @@ impl Draw for Drawing<'_> {
         } = self.labels;
         let area = titled(area, title, subtitle, scale)?;
         let (x, y) = (self.range(|point| point.0), self.range(|point| point.1));
-        let mut chart = ChartBuilder::on(&area)
+        let mut builder = ChartBuilder::on(&area);
+        builder
             .margin(scale.px(14))
             .margin_right(scale.px(28))
             .x_label_area_size(scale.px(46))
-            .y_label_area_size(scale.px(72))
-            .build_cartesian_2d(x.log_scale(), y.log_scale())?;
+            .y_label_area_size(scale.px(72));
+        if y.end / y.start > 10.0 {
+            let chart = builder.build_cartesian_2d(x.log_scale(), y.log_scale())?;
+            self.lines(chart, extent, scale)
+        } else {
+            // Room above for the legend.
+            let chart = builder.build_cartesian_2d(x.log_scale(), 0.0..y.end * 1.3)?;
+            self.lines(chart, extent, scale)
+        }
+    }
+}
+
+impl Drawing<'_> {
+    fn lines<'b, B: DrawingBackend + 'b, Y: Ranged<ValueType = f64> + ValueFormatter<f64>>(
+        &self,
+        mut chart: ChartContext<'b, B, Cartesian2d<LogCoord<f64>, Y>>,
+        extent: &str,
+        scale: Scale,
+    ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
         let number = |value: f64| match value {
             10.0.. => grouped(value.round() as u64),
             _ => format!("{value}"),
@@ -148,6 +169,10 @@ mod tests {
             vec![],
             vec![series(vec![], false)],
             vec![series(vec![(1.0, 2.5)], true)],
+            vec![series(
+                vec![(1.0, 152.5), (64.0, 150.0), (1024.0, 155.0)],
+                false,
+            )],
             vec![
                 series(vec![(1.0, 2.5), (65536.0, 180.0)], false),
                 series(vec![(1.0, 2.0), (65536.0, 2.0)], true),

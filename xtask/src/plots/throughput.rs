@@ -82,11 +82,13 @@ impl Draw for Drawing<'_> {
             .label("quantizer")
             .legend(move |at| swatch(at, half_thick, SERIES[0].filled()));
         let thin = scale.px(1) as i32;
-        let ceilings: [(&str, RGBColor, fn(&ThroughputBar) -> Option<f64>); 2] = [
-            ("its traffic twin", SERIES[1], |bar| bar.twin),
-            ("plain copy", INK, |bar| Some(bar.copy)),
-        ];
-        for (name, color, height) in ceilings {
+        type Ceiling = fn(&ThroughputBar) -> Option<f64>;
+        let twin: Ceiling = |bar| bar.twin;
+        let copy: Ceiling = |bar| Some(bar.copy);
+        for (name, color, height) in [
+            ("its traffic twin", SERIES[1], twin),
+            ("plain copy", INK, copy),
+        ] {
             chart
                 .draw_series(bars.iter().enumerate().filter_map(|(index, bar)| {
                     let height = height(bar)?;
