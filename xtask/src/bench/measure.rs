@@ -361,6 +361,29 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_computes_nothing_does_not_pass() {
+        use super::super::cases::{Filter, Suite, cases};
+        use super::super::input::hidden_states;
+
+        let filter = Filter {
+            shapes: vec!["1x7168".to_owned()],
+            ..Filter::default()
+        };
+        for case in cases(Suite::Marks, &filter) {
+            let device = Device::emulator(5);
+            let rows = hidden_states(1, case.shape.columns, case.input_type);
+            let routing = case.shape.routing(false).unwrap();
+            let sf = vec![1.0; case.shape.experts];
+            let expected = Expected::new(&case, &rows, &routing, 2, &sf).unwrap();
+            let mut bench = Bench::new(&device, &case, &rows, &routing, 2, &sf).unwrap();
+            assert_eq!(bench.check(&expected).unwrap(), None);
+            bench.quantizer = bench.twin.take().unwrap();
+            let difference = bench.check(&expected).unwrap().unwrap();
+            assert!(difference.starts_with("buffer set 0: "), "{difference}");
+        }
+    }
+
+    #[test]
     fn replays_are_whole_rotations_and_long_enough() {
         assert_eq!(launch_count(2, 300.0), 14);
         assert_eq!(launch_count(134, 5000.0), 134);
