@@ -16,7 +16,7 @@ use crate::options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, 
 use crate::stream::Stream;
 use error::{check_columns, to_index};
 use kernels_gpu::formats::{self, Rules};
-use kernels_gpu::quantize::{self, STAGING_BYTES};
+use kernels_gpu::quantize::{self, SHARED_BYTES};
 use kernels_gpu::scale_tile::Swizzle;
 use kernels_gpu::{for_each_quantize_entry, for_each_traffic_twin};
 use output::output_bytes;
@@ -411,7 +411,7 @@ impl GroupedQuantizer {
             config: LaunchConfig::line(
                 quantize::grid_size(row_tiles, self.columns),
                 self.choices.threads,
-                STAGING_BYTES,
+                SHARED_BYTES,
             )?,
             input: input.address(),
             input_rows,

@@ -17,10 +17,10 @@ mod input;
 mod rules;
 
 pub use amax::Amax;
-pub use block::{BlockFormat, BlockScale, MxFp4, MxFp8, NvFp4, TensorScale};
+pub use block::{BlockFormat, BlockScale, CommonScale, MxFp4, MxFp8, NvFp4, TensorScale};
 pub use e2m1::E2m1;
 pub use e4m3::E4m3;
-pub use e8m0::E8m0;
+pub use e8m0::{E8m0, PowerOfTwoScales};
 pub use input::{Bf16, F16, F32, InputFormat};
 pub use rules::{DeadBlocks, NanPolicy, Rules, ScaleRounding};
 
@@ -33,11 +33,13 @@ pub const CHUNK: u32 = 8;
 /// products. The more is known, the fewer instructions the rounding takes.
 #[derive(Clone, Copy, Debug)]
 pub enum Multiplier {
-    /// A power of two or 0, and no product is NaN: products of 16-bit inputs are exact in half precision
-    /// (but for its range, where they saturate or vanish anyway).
+    /// The reciprocal of a common scale ([`PowerOfTwoScales`]), a power of two. No product is NaN or
+    /// reaches 8 (E2M1).
     PowerOfTwo(f32),
     /// No product is NaN or reaches 7 in magnitude.
     Below7(f32),
+    /// No product is NaN.
+    Number(f32),
     /// Nothing is known.
     Any(f32),
 }
@@ -46,13 +48,23 @@ impl Multiplier {
     /// The number itself.
     #[inline(always)]
     pub const fn factor(self) -> f32 {
-        let (Self::PowerOfTwo(factor) | Self::Below7(factor) | Self::Any(factor)) = self;
+        let (Self::PowerOfTwo(factor)
+        | Self::Below7(factor)
+        | Self::Number(factor)
+        | Self::Any(factor)) = self;
         factor
     }
 }
 
 /// The element type of a block format.
 pub trait ElementFormat {
+    /// The largest value.
+    const MAX: f32;
+    /// emax: the largest power of two is `2^EMAX`.
+    const EMAX: u32;
+    /// Mantissa bits.
+    const MANTISSA_BITS: u32;
+
     /// A chunk as it is stored.
     type Packed: Copy + 'static;
 
