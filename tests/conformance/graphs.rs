@@ -200,10 +200,10 @@ fn traffic_twins(context: &Context) -> Result<()> {
         refused!(
             GroupedQuantizer::builder(&device, Format::Nvfp4)
                 .columns(COLUMNS)
-                .threads(256)
+                .threads(96)
                 .traffic_twin()
                 .build(),
-            QuantizeError::NoKernel { threads: 256, available, .. }
+            QuantizeError::NoKernel { threads: 96, available, .. }
                 if available.contains("grouped_quantize_traffic_nvfp4_bf16")
         );
     }

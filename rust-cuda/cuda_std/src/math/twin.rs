@@ -110,7 +110,11 @@ fn fma_bf16(a: u16, b: u16, c: u16) -> u16 {
         (0.0, 0.0) => narrow,
         (difference, error) => {
             let above = if difference == 0.0 { error } else { difference } > 0.0;
-            if above { narrow.next_up() } else { narrow.next_down() }
+            if above {
+                narrow.next_up()
+            } else {
+                narrow.next_down()
+            }
         }
     };
     bf16::from_f32(odd).to_bits()
