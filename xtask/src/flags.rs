@@ -9,8 +9,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tokenyard::options::{
     DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding,
 };
+use tokenyard::{ScaleStore, Swizzle};
 
 use crate::bench::cases::{Filter, Suite};
+use crate::bench::measure::Launch;
 
 /// Build, run, test and inspect Tokenyard.
 ///
@@ -239,6 +241,35 @@ pub enum BenchBackend {
     Emulator,
 }
 
+/// How scale tiles leave shared memory for the scales tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum StoreChoice {
+    /// What the library chooses for the device
+    #[default]
+    Auto,
+    /// One bulk copy for all tiles of a block
+    Bulk,
+    /// A copy through a tensor map for each tile, without a swizzle
+    TensorMap,
+    /// A copy through a tensor map for each tile, swizzled within 128 bytes
+    TensorMapB128,
+    /// 16-byte stores by the threads
+    Plain,
+}
+
+impl StoreChoice {
+    /// The same, as the library spells it.
+    pub fn store(self) -> ScaleStore {
+        match self {
+            StoreChoice::Auto => ScaleStore::Auto,
+            StoreChoice::Bulk => ScaleStore::Bulk,
+            StoreChoice::TensorMap => ScaleStore::TensorMap(Swizzle::None),
+            StoreChoice::TensorMapB128 => ScaleStore::TensorMap(Swizzle::B128),
+            StoreChoice::Plain => ScaleStore::Plain,
+        }
+    }
+}
+
 /// Time the grouped quantizer
 ///
 /// Each case is compared with the reference, byte for byte (the largest by a sample of rows), and
@@ -281,6 +312,14 @@ pub struct BenchQuantizeFlags {
     #[arg(long)]
     pub exact_tiles: bool,
 
+    /// Threads of a block  [default: the library's]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+
+    /// How scale tiles leave shared memory
+    #[arg(long, value_enum, default_value_t, value_name = "STORE")]
+    pub scale_store: StoreChoice,
+
     /// Where the kernels run
     #[arg(long, value_enum, default_value_t, value_name = "BACKEND")]
     pub backend: BenchBackend,
@@ -305,6 +344,14 @@ impl BenchQuantizeFlags {
             shapes: self.shape.clone(),
             formats: self.format.clone(),
             inputs: self.input.clone(),
+        }
+    }
+
+    /// How the quantizer and its twin are launched.
+    pub fn launch(&self) -> Launch {
+        Launch {
+            threads: self.threads,
+            scale_store: self.scale_store.store(),
         }
     }
 
@@ -465,13 +512,16 @@ mod tests {
     #[test]
     fn bench_narrows_and_repeats_as_told() {
         let line = "xtask bench quantize --suite all --shape 192x --format mxfp4 --format mxfp8 \
-                    --input f32 --quick";
+                    --input f32 --quick --threads 256 --scale-store tensor-map";
         let Command::Bench(flags) = parse(line).unwrap().command else {
             panic!("not bench");
         };
         let BenchSubject::Quantize(flags) = flags.subject;
         assert_eq!((flags.suite, flags.rounds()), (Suite::All, 8));
         assert_eq!(flags.filter().formats, [Format::Mxfp4, Format::Mxfp8]);
+        let launch = flags.launch();
+        assert_eq!(launch.threads, Some(256));
+        assert_eq!(launch.scale_store, ScaleStore::TensorMap(Swizzle::None));
         assert_eq!(flags.backend, BenchBackend::Cuda);
         assert!(parse("xtask bench quantize --rounds 0").is_err());
         assert!(parse("xtask bench").is_err());

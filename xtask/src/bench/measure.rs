@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use tokenyard::{
     Device, DeviceBuffer, DeviceError, DeviceRouting, Graph, GroupedQuantizer, Input,
-    QuantizeError, Quantized, Stream, TensorScales, baseline,
+    QuantizeError, Quantized, ScaleStore, Stream, TensorScales, baseline,
 };
 
 use super::cases::Case;
@@ -46,6 +46,15 @@ impl DeviceRows {
             Self::F32(buffer) => buffer.into(),
         }
     }
+}
+
+/// How the quantizer and its twin are launched. The bytes are the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Launch {
+    /// Threads of a block; the library's choice unless told.
+    pub threads: Option<u32>,
+    /// How scale tiles are written.
+    pub scale_store: ScaleStore,
 }
 
 /// What one launch reads and writes.
@@ -99,16 +108,22 @@ impl<'a> Bench<'a> {
     pub fn new(
         device: &Device,
         case: &'a Case,
+        launch: Launch,
         rows: &HiddenStates,
         routing: &tokenyard::Routing,
         row_tiles: usize,
         sf: &[f32],
     ) -> Result<Self> {
         let builder = || {
-            GroupedQuantizer::builder(device, case.format)
+            let builder = GroupedQuantizer::builder(device, case.format)
                 .columns(case.shape.columns)
                 .input_type(case.input_type)
                 .options(case.options())
+                .scale_store(launch.scale_store);
+            match launch.threads {
+                Some(threads) => builder.threads(threads),
+                None => builder,
+            }
         };
         let quantizer = builder().build()?;
         let twin = match builder().traffic_twin().build() {
@@ -375,7 +390,8 @@ mod tests {
             let routing = case.shape.routing(false).unwrap();
             let sf = vec![1.0; case.shape.experts];
             let expected = Expected::new(&case, &rows, &routing, 2, &sf).unwrap();
-            let mut bench = Bench::new(&device, &case, &rows, &routing, 2, &sf).unwrap();
+            let mut bench =
+                Bench::new(&device, &case, Launch::default(), &rows, &routing, 2, &sf).unwrap();
             assert_eq!(bench.check(&expected).unwrap(), None);
             bench.quantizer = bench.twin.take().unwrap();
             let difference = bench.check(&expected).unwrap().unwrap();

@@ -158,7 +158,7 @@ fn examine(
     let sf = vec![tensor_scale(case.format, flags.dump.is_some()); case.shape.experts];
     let mut result = CaseRecord::new(case, &routing, row_tiles);
     let expected = Expected::new(case, rows, &routing, row_tiles, &sf)?;
-    let mut bench = Bench::new(device, case, rows, &routing, row_tiles, &sf)?;
+    let mut bench = Bench::new(device, case, flags.launch(), rows, &routing, row_tiles, &sf)?;
     result.sets = bench.sets();
     result.rows_checked = expected.rows_checked();
     result.difference = bench.check(&expected)?;
