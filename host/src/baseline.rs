@@ -35,7 +35,7 @@ pub fn copy(
     };
     let words = words as u32;
     let config = LaunchConfig::line(baseline::copy_grid_size(words), baseline::COPY_THREADS, 0)?;
-    let args = baseline::copy::Args {
+    let args = baseline::baseline_copy::Args {
         from: from.as_ptr().cast(),
         to: to.as_mut_ptr().cast(),
         words,
@@ -52,7 +52,7 @@ pub fn copy(
 pub fn empty(stream: &Stream) -> Result<(), DeviceError> {
     let config = LaunchConfig::line(1, baseline::EMPTY_THREADS, 0)?;
     // SAFETY: the kernel asks for nothing.
-    unsafe { stream.launch(config, baseline::empty::Args {}) }
+    unsafe { stream.launch(config, baseline::baseline_empty::Args {}) }
 }
 
 #[cfg(test)]

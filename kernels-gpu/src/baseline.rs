@@ -6,7 +6,7 @@ use core::simd::u32x4;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut};
 
-/// Threads of a block of [`copy()`].
+/// Threads of a block of [`baseline_copy()`].
 pub const COPY_THREADS: u32 = 256;
 
 /// Words of 16 bytes that a thread has in flight.
@@ -26,7 +26,7 @@ pub const fn copy_grid_size(words: u32) -> u64 {
 /// `from` and `to` hold `words` words (below 2^31) each and do not overlap. Nothing writes `from`, and
 /// nothing else writes `to`, during the launch.
 #[kernel(max_threads = 256)]
-pub unsafe fn copy(from: *const u32x4, to: *mut u32x4, words: u32) {
+pub unsafe fn baseline_copy(from: *const u32x4, to: *mut u32x4, words: u32) {
     // SAFETY: the caller's obligation.
     let (from, to) = unsafe {
         (
@@ -58,7 +58,7 @@ pub unsafe fn copy(from: *const u32x4, to: *mut u32x4, words: u32) {
     }
 }
 
-/// Threads of a block of [`empty()`].
+/// Threads of a block of [`baseline_empty()`].
 pub const EMPTY_THREADS: u32 = 32;
 
 /// Does nothing: what a launch costs.
@@ -69,4 +69,4 @@ pub const EMPTY_THREADS: u32 = 32;
 ///
 /// There is nothing to promise; a kernel is unsafe to call by its kind.
 #[kernel(max_threads = 32)]
-pub unsafe fn empty() {}
+pub unsafe fn baseline_empty() {}

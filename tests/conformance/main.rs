@@ -25,6 +25,7 @@ mod allocation;
 mod dequantize;
 mod errors;
 mod faults;
+mod graphs;
 mod harness;
 mod hostile;
 mod large;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         errors::register,
         routing_errors::register,
         faults::register,
+        graphs::register,
         allocation::register,
     ] {
         register(&mut suite);

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Runs Tokenyard's conformance suite on this machine's GPU and writes a record of it.
 #
-#   ./run.sh [--sanitizer] [--demo] [RECORD_DIR]
+#   ./run.sh [--sanitizer] [--demo] [--bench] [--peers WHEELS] [RECORD_DIR]
 #
 #   --sanitizer   afterwards, again under compute-sanitizer: memcheck, racecheck, synccheck
 #   --demo        afterwards, `xtask run` on the GPU; its pictures and files go to RECORD_DIR/demo
+#   --bench       afterwards, `xtask bench quantize --suite all`; its record and pictures go to
+#                 RECORD_DIR/bench
+#   --peers       afterwards, public quantizers and this one on the same bytes, from the folder WHEELS
+#                 of their packages; see peers.py. Results go to RECORD_DIR/peers
 #   RECORD_DIR    where record.json and the logs go; "record" in the current folder otherwise
 #
 # Needs an NVIDIA driver, and for --sanitizer the program compute-sanitizer on PATH, below
@@ -14,21 +18,33 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 sanitizer=no
 demo=no
+bench=no
+peers=
 record=record
-for argument in "$@"; do
-    case $argument in
+while [ $# -gt 0 ]; do
+    case $1 in
         --sanitizer) sanitizer=yes ;;
         --demo) demo=yes ;;
+        --bench) bench=yes ;;
+        --peers)
+            peers=${2:-}
+            if [ ! -d "$peers" ]; then
+                echo "--peers needs a folder of packages; see --help" >&2
+                exit 2
+            fi
+            shift
+            ;;
         -h | --help)
-            sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+            sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
             exit 0
             ;;
         -*)
-            echo "unknown option $argument; see --help" >&2
+            echo "unknown option $1; see --help" >&2
             exit 2
             ;;
-        *) record=$argument ;;
+        *) record=$1 ;;
     esac
+    shift
 done
 mkdir -p "$record" || exit 2
 
@@ -117,6 +133,14 @@ fi
 
 if [ "$demo" = yes ]; then
     step demo "$here/xtask" run --backend cuda --out "$record/demo"
+fi
+
+if [ "$bench" = yes ]; then
+    step bench "$here/xtask" bench quantize --suite all --records "$here/records" --out "$record/bench"
+fi
+
+if [ -n "$peers" ]; then
+    step peers python3 "$here/peers.py" --xtask "$here/xtask" --wheels "$peers" --out "$record/peers"
 fi
 
 {

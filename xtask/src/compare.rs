@@ -86,7 +86,8 @@ pub fn first_wrong_value(found: &[f32], expected: &[f32], columns: usize) -> Opt
     ))
 }
 
-fn between(
+/// Compares two tensors of bytes; `place` puts an index into words.
+pub fn between(
     tensor: &'static str,
     found: &[u8],
     expected: &[u8],

@@ -6,7 +6,13 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tokenyard::options::{DeadBlocks, Format, NanPolicy, QuantizeOptions, ScaleRounding};
+use tokenyard::options::{
+    DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding,
+};
+use tokenyard::{ScaleStore, Swizzle};
+
+use crate::bench::cases::{Filter, Suite};
+use crate::bench::measure::Launch;
 
 /// Build, run, test and inspect Tokenyard.
 ///
@@ -38,6 +44,7 @@ pub enum Command {
     Quantize(QuantizeFlags),
     Dequantize(DequantizeFlags),
     Test(TestFlags),
+    Bench(BenchFlags),
     Ptx(PtxFlags),
     GpuBundle(GpuBundleFlags),
     /// Say what this machine has, what it is missing, and the command that brings it
@@ -210,6 +217,151 @@ pub struct TestFlags {
     pub arguments: Vec<String>,
 }
 
+/// Measure the kernels on a GPU against what its memory allows
+#[derive(Args, Debug)]
+pub struct BenchFlags {
+    /// What to measure.
+    #[command(subcommand)]
+    pub subject: BenchSubject,
+}
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum BenchSubject {
+    Quantize(BenchQuantizeFlags),
+}
+
+/// Where the benchmark runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum BenchBackend {
+    /// An NVIDIA GPU; an error where there is none
+    #[default]
+    Cuda,
+    /// The emulator: a trial run that compares bytes and measures nothing, small shapes only
+    Emulator,
+}
+
+/// How scale tiles leave shared memory for the scales tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum StoreChoice {
+    /// What the library chooses for the device
+    #[default]
+    Auto,
+    /// One bulk copy for all tiles of a block
+    Bulk,
+    /// A copy through a tensor map for each tile, without a swizzle
+    TensorMap,
+    /// A copy through a tensor map for each tile, swizzled within 128 bytes
+    TensorMapB128,
+    /// 16-byte stores by the threads
+    Plain,
+}
+
+impl StoreChoice {
+    /// The same, as the library spells it.
+    pub fn store(self) -> ScaleStore {
+        match self {
+            StoreChoice::Auto => ScaleStore::Auto,
+            StoreChoice::Bulk => ScaleStore::Bulk,
+            StoreChoice::TensorMap => ScaleStore::TensorMap(Swizzle::None),
+            StoreChoice::TensorMapB128 => ScaleStore::TensorMap(Swizzle::B128),
+            StoreChoice::Plain => ScaleStore::Plain,
+        }
+    }
+}
+
+/// Time the grouped quantizer
+///
+/// Each case is compared with the reference, byte for byte (the largest by a sample of rows), and
+/// only then timed: the kernel, its traffic twin (the same grid, loads and stores without
+/// arithmetic), a plain copy of as many bytes, and for small shapes an empty kernel take turns, each
+/// replayed from a CUDA graph over buffers that rotate past the L2 cache. Bytes count every input
+/// element and every output byte once, padded scales included.
+///
+/// The folder of results gets quantize.json, which is the record of the run, and pictures. Records
+/// that are kept, in benches/records, are what later runs are compared with.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct BenchQuantizeFlags {
+    /// Which cases
+    #[arg(long, value_enum, default_value_t, value_name = "SUITE")]
+    pub suite: Suite,
+
+    /// Only shapes whose name contains this, zipf-32768x7168-e64 or 192x4096 for example; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub shape: Vec<String>,
+
+    /// Only this output format; repeatable
+    #[arg(long, value_parser = format_parser(), value_name = "FORMAT")]
+    pub format: Vec<Format>,
+
+    /// Only this input type; repeatable
+    #[arg(long, value_parser = input_parser(), value_name = "TYPE")]
+    pub input: Vec<InputType>,
+
+    /// Rounds of each case  [default: 40, or 8 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    pub rounds: Option<u32>,
+
+    /// Few rounds, for a first look while tuning
+    #[arg(long)]
+    pub quick: bool,
+
+    /// As many scale tiles as are occupied, in place of the bound that a caller has who does not know
+    /// how rows fall to experts
+    #[arg(long)]
+    pub exact_tiles: bool,
+
+    /// Threads of a block  [default: the library's]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+
+    /// How scale tiles leave shared memory
+    #[arg(long, value_enum, default_value_t, value_name = "STORE")]
+    pub scale_store: StoreChoice,
+
+    /// Where the kernels run
+    #[arg(long, value_enum, default_value_t, value_name = "BACKEND")]
+    pub backend: BenchBackend,
+
+    /// Folder of results; made if missing  [default: out/bench]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// Folder of earlier records  [default: benches/records, or records beside this program]
+    #[arg(long, value_name = "DIR")]
+    pub records: Option<PathBuf>,
+
+    /// Also write each case's input and output there, for other programs to work on the same bytes
+    #[arg(long, value_name = "DIR")]
+    pub dump: Option<PathBuf>,
+}
+
+impl BenchQuantizeFlags {
+    /// What the flags keep of a suite.
+    pub fn filter(&self) -> Filter {
+        Filter {
+            shapes: self.shape.clone(),
+            formats: self.format.clone(),
+            inputs: self.input.clone(),
+        }
+    }
+
+    /// How the quantizer and its twin are launched.
+    pub fn launch(&self) -> Launch {
+        Launch {
+            threads: self.threads,
+            scale_store: self.scale_store.store(),
+        }
+    }
+
+    /// How many rounds to measure.
+    pub fn rounds(&self) -> usize {
+        let default = if self.quick { 8 } else { 40 };
+        self.rounds.map_or(default, |rounds| rounds as usize)
+    }
+}
+
 /// Report what the kernels compile to: registers, shared memory, spills, instructions
 ///
 /// Registers, stack and spills come from `ptxas`; without it the report has what can be read from
@@ -257,6 +409,10 @@ pub struct CiFlags {
 /// Accepts the names of `all`, in either case, and lists them in the help text.
 fn format_parser() -> impl TypedValueParser<Value = Format> {
     names(Format::ALL.map(Format::name)).try_map(|name| name.parse::<Format>())
+}
+
+fn input_parser() -> impl TypedValueParser<Value = InputType> {
+    names(InputType::ALL.map(InputType::name)).try_map(|name| name.parse::<InputType>())
 }
 
 fn scale_rounding_parser() -> impl TypedValueParser<Value = ScaleRounding> {
@@ -351,6 +507,24 @@ mod tests {
         assert_eq!(flags.backend, TestBackend::Emulator);
         assert_eq!(flags.filter.as_deref(), Some("nvfp4"));
         assert_eq!(flags.arguments, ["--list"]);
+    }
+
+    #[test]
+    fn bench_narrows_and_repeats_as_told() {
+        let line = "xtask bench quantize --suite all --shape 192x --format mxfp4 --format mxfp8 \
+                    --input f32 --quick --threads 256 --scale-store tensor-map";
+        let Command::Bench(flags) = parse(line).unwrap().command else {
+            panic!("not bench");
+        };
+        let BenchSubject::Quantize(flags) = flags.subject;
+        assert_eq!((flags.suite, flags.rounds()), (Suite::All, 8));
+        assert_eq!(flags.filter().formats, [Format::Mxfp4, Format::Mxfp8]);
+        let launch = flags.launch();
+        assert_eq!(launch.threads, Some(256));
+        assert_eq!(launch.scale_store, ScaleStore::TensorMap(Swizzle::None));
+        assert_eq!(flags.backend, BenchBackend::Cuda);
+        assert!(parse("xtask bench quantize --rounds 0").is_err());
+        assert!(parse("xtask bench").is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Build, run, test and inspect Tokenyard: `cargo xtask help`.
 
+mod bench;
 mod commands;
 mod compare;
 mod engine;

@@ -2,11 +2,17 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::process;
+
 /// Names a folder with the test data, for binaries that run away from a checkout.
 pub const DATA_VARIABLE: &str = "TOKENYARD_TEST_DATA";
+
+/// Describes a bundle, beside the programs in it.
+pub const BUNDLE_MANIFEST: &str = "bundle.json";
 
 /// The hidden states that `run` quantizes.
 const DEMONSTRATION_FILE: &str = "minilm_moe.safetensors";
@@ -61,6 +67,43 @@ pub fn relative(path: PathBuf) -> PathBuf {
     inside.unwrap_or(path)
 }
 
+/// The commit of a checkout, with `-dirty` if it has changes; `None` without git.
+pub fn commit(root: &Path) -> Option<String> {
+    let describe = [
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty",
+        "--exclude=*",
+    ];
+    let text = process::capture(Command::new("git").args(describe).current_dir(root)).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// The commit that this program was built from: of the bundle that it lies in, else of the checkout.
+pub fn own_commit() -> Option<String> {
+    let manifest = beside_binary(BUNDLE_MANIFEST).and_then(|path| std::fs::read(path).ok());
+    if let Some(manifest) = manifest {
+        let manifest: serde_json::Value = serde_json::from_slice(&manifest).ok()?;
+        return Some(manifest["commit"].as_str()?.to_owned());
+    }
+    commit(&root()?)
+}
+
+/// Where records of benchmarks are kept: in the checkout, else beside this binary.
+pub fn bench_records() -> PathBuf {
+    match (root(), beside_binary("records")) {
+        (Some(root), _) => root.join("benches/records"),
+        (None, Some(beside)) => beside,
+        (None, None) => PathBuf::from("records"),
+    }
+}
+
+/// The path of `name` in the folder of this binary.
+fn beside_binary(name: &str) -> Option<PathBuf> {
+    Some(env::current_exe().ok()?.parent()?.join(name))
+}
+
 /// The bundled hidden states: in the folder that `TOKENYARD_TEST_DATA` names, beside this binary,
 /// or in the checkout.
 ///
@@ -68,9 +111,7 @@ pub fn relative(path: PathBuf) -> PathBuf {
 /// When none of those places has the file; the message lists them.
 pub fn demonstration_file() -> Result<PathBuf> {
     let named = env::var_os(DATA_VARIABLE).map(PathBuf::from);
-    let beside = env::current_exe()
-        .ok()
-        .and_then(|binary| Some(binary.parent()?.join("data")));
+    let beside = beside_binary("data");
     let in_checkout = root().map(|root| root.join("tests/data"));
     let places: Vec<PathBuf> = [named, beside, in_checkout]
         .into_iter()

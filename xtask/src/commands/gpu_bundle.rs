@@ -19,10 +19,13 @@ use crate::workspace;
 const MAX_BYTES: u64 = 60 << 20;
 
 /// Describes the bundle, and marks a folder as one.
-const MANIFEST: &str = "bundle.json";
+const MANIFEST: &str = workspace::BUNDLE_MANIFEST;
 
 /// The script that runs everything.
 const RUN_SCRIPT: &str = include_str!("../../assets/run.sh");
+
+/// The script that measures other quantizers beside this one.
+const PEERS_SCRIPT: &str = include_str!("../../assets/peers.py");
 
 /// Content of [`MANIFEST`].
 #[derive(Serialize)]
@@ -77,10 +80,12 @@ pub fn run(flags: GpuBundleFlags, report: Report) -> Result<()> {
         let path = folder.join(format!("ptx/kernels.{arch}.ptx"));
         write_atomically(&path, |file| file.write_all(text.as_bytes()))?;
     }
-    write_script(&folder.join("run.sh"))?;
+    write_script(&folder.join("run.sh"), RUN_SCRIPT)?;
+    write_script(&folder.join("peers.py"), PEERS_SCRIPT)?;
+    copy_records(&workspace::bench_records(), &folder.join("records"))?;
     let manifest = Manifest {
         producer: concat!("tokenyard ", env!("CARGO_PKG_VERSION")),
-        commit: commit(&root),
+        commit: workspace::commit(&root),
         architectures: kernels.iter().map(|ptx| ptx.arch.to_string()).collect(),
         glibc: newest_glibc(binaries.iter().map(|(_, to)| to.as_path()))?,
     };
@@ -165,26 +170,32 @@ fn strip(binary: &Path) {
     let _ = process::capture(Command::new("strip").arg("--strip-debug").arg(binary));
 }
 
-fn write_script(path: &Path) -> Result<()> {
-    write_atomically(path, |file| file.write_all(RUN_SCRIPT.as_bytes()))?;
+/// Copies the records of benchmarks, which a run in the bundle is compared with.
+fn copy_records(from: &Path, to: &Path) -> Result<()> {
+    let Ok(entries) = fs::read_dir(from) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            copy(&path, &to.join(path.file_name().unwrap_or_default()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a program that is text.
+fn write_script(path: &Path, text: &str) -> Result<()> {
+    write_atomically(path, |file| file.write_all(text.as_bytes()))?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
-}
-
-fn commit(root: &Path) -> Option<String> {
-    let describe = [
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--dirty",
-        "--exclude=*",
-    ];
-    let text = process::capture(Command::new("git").args(describe).current_dir(root)).ok()?;
-    Some(text.trim().to_owned())
 }
 
 /// The newest `GLIBC_x.y` that any of the binaries names.
@@ -252,9 +263,23 @@ mod tests {
     fn the_script_is_well_formed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.sh");
-        write_script(&path).unwrap();
+        write_script(&path, RUN_SCRIPT).unwrap();
         process::capture(Command::new("bash").arg("-n").arg(&path)).unwrap();
         let help = process::capture(Command::new(&path).arg("--help")).unwrap();
-        assert!(help.contains("--sanitizer"), "{help}");
+        assert!(
+            help.contains("--sanitizer") && help.contains("--bench"),
+            "{help}"
+        );
+    }
+
+    #[test]
+    fn only_records_are_copied() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(from.path().join("a.json"), "{}").unwrap();
+        fs::write(from.path().join("README.md"), "").unwrap();
+        copy_records(from.path(), to.path()).unwrap();
+        assert!(to.path().join("a.json").is_file());
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 1);
+        copy_records(&from.path().join("missing"), to.path()).unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod bench;
 mod ci;
 mod dequantize;
 mod doctor;
@@ -24,6 +25,7 @@ pub fn dispatch(cli: Cli) -> Result<()> {
         Command::Run(flags) => run::run(flags, report),
         Command::Quantize(flags) => quantize::run(flags, report),
         Command::Dequantize(flags) => dequantize::run(flags, report),
+        Command::Bench(flags) => bench::run(flags, report),
         Command::Test(flags) => test::run(flags, report),
         Command::Ptx(flags) => ptx::run(flags, report),
         Command::GpuBundle(flags) => gpu_bundle::run(flags, report),

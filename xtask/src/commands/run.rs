@@ -14,7 +14,7 @@ use crate::compare::{first_difference, first_wrong_value};
 use crate::engine::Engine;
 use crate::files::{GroupedInput, write_atomically};
 use crate::flags::RunFlags;
-use crate::plots::{ErrorHistogram, ErrorSeries, Picture, error_distribution, rows_per_expert};
+use crate::plots::{ErrorHistogram, ErrorSeries, error_distribution, rows_per_expert};
 use crate::report::{self, Report};
 use crate::workspace;
 
@@ -121,9 +121,9 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
             .to_string_lossy(),
     );
     let picture = error_distribution(&series, &subtitle)?;
-    files.extend(write_picture(&out, "error_distribution", &picture)?);
+    files.extend(picture.write(&out, "error_distribution")?);
     let picture = rows_per_expert(&summary.rows_per_expert, &subtitle)?;
-    files.extend(write_picture(&out, "rows_per_expert", &picture)?);
+    files.extend(picture.write(&out, "rows_per_expert")?);
     progress.finish_and_clear();
 
     report.table(&table(&formats, engine.name()))?;
@@ -272,16 +272,6 @@ fn tensor_scales(format: Format, input: &GroupedInput, grouped: &[f32]) -> Vec<f
         }
     }
     scales
-}
-
-fn write_picture(out: &Path, name: &str, picture: &Picture) -> Result<[PathBuf; 2]> {
-    let (svg, png) = (
-        out.join(format!("{name}.svg")),
-        out.join(format!("{name}.png")),
-    );
-    write_atomically(&svg, |file| file.write_all(picture.svg.as_bytes()))?;
-    write_atomically(&png, |file| file.write_all(&picture.png))?;
-    Ok([svg, png])
 }
 
 fn table(formats: &[FormatResult], backend: &str) -> Table {

@@ -1,10 +1,13 @@
 //! What the pictures share: size, fonts, colours, and drawing the same thing as SVG and as PNG.
 
+use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
+
+use crate::files::{FileError, write_atomically};
 
 /// Width and height in the units of the drawing functions; an SVG has this size, a PNG twice as
 /// many pixels.
@@ -46,6 +49,22 @@ pub struct Picture {
     pub svg: String,
     /// The PNG file.
     pub png: Vec<u8>,
+}
+
+impl Picture {
+    /// Writes `NAME.svg` and `NAME.png` into a folder and returns their paths.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    pub fn write(&self, folder: &Path, name: &str) -> Result<[PathBuf; 2], FileError> {
+        let (svg, png) = (
+            folder.join(format!("{name}.svg")),
+            folder.join(format!("{name}.png")),
+        );
+        write_atomically(&svg, |file| file.write_all(self.svg.as_bytes()))?;
+        write_atomically(&png, |file| file.write_all(&self.png))?;
+        Ok([svg, png])
+    }
 }
 
 /// Sizes on a canvas that may be enlarged.

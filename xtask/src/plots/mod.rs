@@ -2,8 +2,11 @@
 
 mod canvas;
 mod error_distribution;
+mod latency;
 mod rows_per_expert;
+mod throughput;
 
-pub use canvas::Picture;
 pub use error_distribution::{ErrorHistogram, ErrorSeries, error_distribution};
+pub use latency::{TimeLabels, TimeSeries, times};
 pub use rows_per_expert::rows_per_expert;
+pub use throughput::{ThroughputBar, throughput};
