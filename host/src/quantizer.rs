@@ -16,7 +16,7 @@ use crate::options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, 
 use crate::stream::Stream;
 use error::{check_columns, to_index};
 use kernels_gpu::formats::{self, Rules};
-use kernels_gpu::quantize::{self, SHARED_BYTES};
+use kernels_gpu::quantize::{self, MAX_RUNS_PER_BLOCK, THREADS};
 use kernels_gpu::scale_tile::Swizzle;
 use kernels_gpu::{for_each_quantize_entry, for_each_traffic_twin};
 use output::output_bytes;
@@ -54,6 +54,7 @@ struct Call<'a> {
     sf_len: u32,
     rules: u32,
     scale_store: u32,
+    runs_per_block: u32,
 }
 
 /// A line of [`for_each_quantize_entry`] or [`for_each_traffic_twin`].
@@ -62,19 +63,17 @@ struct Entry {
     /// Names of the kernel crate's types, which are those of the options but for upper case.
     format: &'static str,
     input_type: &'static str,
-    threads: u32,
     launcher: Launcher,
 }
 
 type Launcher = unsafe fn(Call<'_>) -> Result<(), DeviceError>;
 
 macro_rules! entries {
-    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+    ($($name:ident: $format:ident, $input:ident, $blocks:literal;)*) => {
         &[$(Entry {
             name: stringify!($name),
             format: stringify!($format),
             input_type: stringify!($input),
-            threads: $threads,
             launcher: |call| {
                 let routing = call.routing;
                 let args = quantize::$name::Args {
@@ -98,6 +97,7 @@ macro_rules! entries {
                         .map_or(std::ptr::null(), |rows| rows.as_ptr()),
                     rules: call.rules,
                     scale_store: call.scale_store,
+                    runs_per_block: call.runs_per_block,
                 };
                 // SAFETY: the caller's obligation.
                 unsafe { call.stream.launch(call.config, args) }
@@ -112,9 +112,6 @@ const ENTRIES: &[Entry] = for_each_quantize_entry!(entries);
 /// Their traffic twins.
 const TRAFFIC_TWINS: &[Entry] = for_each_traffic_twin!(entries);
 
-/// Threads of a block unless the builder is told otherwise.
-const DEFAULT_THREADS: u32 = 128;
-
 /// Makes a [`GroupedQuantizer`]; see [`GroupedQuantizer::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
@@ -125,7 +122,7 @@ pub struct GroupedQuantizerBuilder {
     input_type: InputType,
     options: QuantizeOptions,
     scale_store: ScaleStore,
-    threads: u32,
+    runs_per_block: Option<u32>,
     max_experts: usize,
     traffic_twin: bool,
 }
@@ -173,9 +170,12 @@ impl GroupedQuantizerBuilder {
         self
     }
 
-    /// Threads of a block: 128 unless told; 64 and 256 for BF16 input.
-    pub fn threads(mut self, threads: u32) -> Self {
-        self.threads = threads;
+    /// Runs of 512 columns that a thread block takes: 1, 2, 4 or 8. The bytes are the same.
+    ///
+    /// Chosen by the number of rows an expert has on average unless told: one run where there are
+    /// enough rows to keep a block busy, more where experts have a row or two.
+    pub fn runs_per_block(mut self, runs: u32) -> Self {
+        self.runs_per_block = Some(runs);
         self
     }
 
@@ -187,7 +187,7 @@ impl GroupedQuantizerBuilder {
 
     /// Launch the kernel's *traffic twin*: the same grid, the same loads and the same stores, and no
     /// arithmetic between them. For measuring: what it writes means nothing, and how long it takes is
-    /// what memory alone would take. Not every combination of types and threads has one.
+    /// what memory alone would take.
     pub fn traffic_twin(mut self) -> Self {
         self.traffic_twin = true;
         self
@@ -213,6 +213,14 @@ impl GroupedQuantizerBuilder {
             }
             store => store,
         };
+        if let Some(found) = self.runs_per_block
+            && !(found.is_power_of_two() && found <= MAX_RUNS_PER_BLOCK)
+        {
+            return Err(QuantizeError::RunsPerBlock {
+                found,
+                most: MAX_RUNS_PER_BLOCK,
+            });
+        }
         let entries = match self.traffic_twin {
             true => TRAFFIC_TWINS,
             false => ENTRIES,
@@ -222,13 +230,11 @@ impl GroupedQuantizerBuilder {
                 && entry
                     .input_type
                     .eq_ignore_ascii_case(self.input_type.name())
-                && entry.threads == self.threads
         }) else {
             let names: Vec<_> = entries.iter().map(|entry| entry.name).collect();
             return Err(QuantizeError::NoKernel {
                 format: self.format,
                 input_type: self.input_type,
-                threads: self.threads,
                 available: names.join(", "),
             });
         };
@@ -280,7 +286,7 @@ impl GroupedQuantizer {
             input_type: InputType::Bf16,
             options: QuantizeOptions::default(),
             scale_store: ScaleStore::Auto,
-            threads: DEFAULT_THREADS,
+            runs_per_block: None,
             max_experts: usize::MAX,
             traffic_twin: false,
         }
@@ -406,12 +412,16 @@ impl GroupedQuantizer {
             (ScaleStore::Auto | ScaleStore::Bulk, _) => quantize::ScaleStore::BULK,
         };
         let row_tiles = output.row_tiles as u32;
+        let runs_per_block = self
+            .choices
+            .runs_per_block
+            .unwrap_or_else(|| runs_per_block(output.rows, routing.slots()));
         let call = Call {
             stream,
             config: LaunchConfig::line(
-                quantize::grid_size(row_tiles, self.columns),
-                self.choices.threads,
-                SHARED_BYTES,
+                quantize::grid_size(row_tiles, self.columns, runs_per_block),
+                THREADS,
+                quantize::shared_bytes(runs_per_block),
             )?,
             input: input.address(),
             input_rows,
@@ -429,6 +439,7 @@ impl GroupedQuantizer {
             sf_len: tensor_scales.0.len() as u32,
             rules: self.rules.bits(),
             scale_store: store.bits(),
+            runs_per_block,
         };
         // SAFETY: every extent is that of the buffer it goes with: `data` and `scales` by
         // `Quantized`, the tables by `DeviceRouting`, the input by `input_rows`. The launch is the
@@ -482,5 +493,15 @@ impl GroupedQuantizer {
             return Err(QuantizeError::SourceRow { row: end - 1, rows });
         }
         to_index("the number of input rows", rows)
+    }
+}
+
+/// Runs per block for `rows` rows in `slots` slots: enough for the warps of a block to find work where
+/// experts have so few rows that one run would leave most of them without.
+fn runs_per_block(rows: usize, slots: usize) -> u32 {
+    match rows / slots.max(1) {
+        0 | 1 => 4,
+        2 | 3 => 2,
+        _ => 1,
     }
 }

@@ -36,18 +36,23 @@ pub enum QuantizeError {
     Rounding(#[from] UnsupportedRounding),
 
     /// There is no kernel for the combination.
-    #[error(
-        "there is no kernel for {format} from {input_type} with {threads} threads; available: {available}"
-    )]
+    #[error("there is no kernel for {format} from {input_type}; available: {available}")]
     NoKernel {
         /// The format.
         format: Format,
         /// The input type.
         input_type: InputType,
-        /// Threads of a block.
-        threads: u32,
         /// The combinations that exist, as entry names.
         available: String,
+    },
+
+    /// A thread block takes a power of two of runs of columns.
+    #[error("{found} runs per block; it must be a power of two up to {most}")]
+    RunsPerBlock {
+        /// What was asked for.
+        found: u32,
+        /// The most.
+        most: u32,
     },
 
     /// The copy engine came with compute capability 9.0.
@@ -155,7 +160,17 @@ pub(super) fn check_columns(columns: usize) -> Result<u32, QuantizeError> {
     if !columns.is_multiple_of(COLUMN_MULTIPLE) {
         return Err(QuantizeError::Columns { columns });
     }
-    to_u32("the number of columns", columns)
+    // Kernels count the bytes of a row, four a column at most, in 32 bits.
+    let limit = (1 << 30) - 1;
+    if columns > limit {
+        let what = "the number of columns";
+        return Err(QuantizeError::TooLarge {
+            what,
+            value: columns,
+            limit,
+        });
+    }
+    Ok(columns as u32)
 }
 
 /// For what signed 32-bit indices name.

@@ -1,4 +1,4 @@
-//! The kernels: one for each format, input type and block size.
+//! The kernels: one for each format and input type.
 
 use super::{Arguments, grouped_quantize};
 use crate::formats::{Bf16, F16, F32, MxFp4, MxFp8, NvFp4};
@@ -6,48 +6,44 @@ use core::simd::u32x4;
 use cuda_std::kernel;
 use cuda_std::tma;
 
-/// The entries: `name: format, input type, threads a block;`.
+/// The entries: `name: format, input type, blocks a multiprocessor;`.
 ///
 /// Expands to `$callback! { ... }` with this list, here to define them and in the host library to
 /// find them, so that a new line is all that a new entry takes.
+///
+/// The number of blocks bounds the registers: as many as let this many blocks run side by side. More
+/// blocks would have to spill, or have been measured to be slower (`docs/performance.md`).
 #[macro_export]
 macro_rules! for_each_quantize_entry {
     ($callback:ident) => {
         $callback! {
-            grouped_quantize_nvfp4_bf16_t128: NvFp4, Bf16, 128;
-            grouped_quantize_nvfp4_f16_t128: NvFp4, F16, 128;
-            grouped_quantize_nvfp4_f32_t128: NvFp4, F32, 128;
-            grouped_quantize_mxfp4_bf16_t128: MxFp4, Bf16, 128;
-            grouped_quantize_mxfp4_f16_t128: MxFp4, F16, 128;
-            grouped_quantize_mxfp4_f32_t128: MxFp4, F32, 128;
-            grouped_quantize_mxfp8_bf16_t128: MxFp8, Bf16, 128;
-            grouped_quantize_mxfp8_f16_t128: MxFp8, F16, 128;
-            grouped_quantize_mxfp8_f32_t128: MxFp8, F32, 128;
-            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 256;
-            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 256;
-            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 256;
+            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 4;
+            grouped_quantize_nvfp4_f16: NvFp4, F16, 4;
+            grouped_quantize_nvfp4_f32: NvFp4, F32, 3;
+            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 4;
+            grouped_quantize_mxfp4_f16: MxFp4, F16, 4;
+            grouped_quantize_mxfp4_f32: MxFp4, F32, 3;
+            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 4;
+            grouped_quantize_mxfp8_f16: MxFp8, F16, 4;
+            grouped_quantize_mxfp8_f32: MxFp8, F32, 3;
         }
     };
 }
 
-/// The traffic twins of those entries that the benchmarks measure, in the same form; the arguments
-/// are those of the entries.
+/// The traffic twins of the entries, in the same form and with the same arguments.
 #[macro_export]
 macro_rules! for_each_traffic_twin {
     ($callback:ident) => {
         $callback! {
-            grouped_quantize_traffic_nvfp4_bf16_t128: NvFp4, Bf16, 128;
-            grouped_quantize_traffic_nvfp4_f16_t128: NvFp4, F16, 128;
-            grouped_quantize_traffic_nvfp4_f32_t128: NvFp4, F32, 128;
-            grouped_quantize_traffic_mxfp4_bf16_t128: MxFp4, Bf16, 128;
-            grouped_quantize_traffic_mxfp4_f16_t128: MxFp4, F16, 128;
-            grouped_quantize_traffic_mxfp4_f32_t128: MxFp4, F32, 128;
-            grouped_quantize_traffic_mxfp8_bf16_t128: MxFp8, Bf16, 128;
-            grouped_quantize_traffic_mxfp8_f16_t128: MxFp8, F16, 128;
-            grouped_quantize_traffic_mxfp8_f32_t128: MxFp8, F32, 128;
-            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 256;
-            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 256;
-            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 256;
+            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 4;
+            grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 4;
+            grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 3;
+            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 4;
+            grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 4;
+            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 3;
+            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 4;
+            grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 4;
+            grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 3;
         }
     };
 }
@@ -55,13 +51,10 @@ macro_rules! for_each_traffic_twin {
 /// Defines entries, each with this first line of documentation before its types.
 macro_rules! define {
     ($does:literal, $twin:literal:
-        $($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
-        #[doc = concat!(
-            $does, stringify!($input), " rows to ", stringify!($format), " with ",
-            stringify!($threads), " threads a block."
-        )]
+        $($name:ident: $format:ty, $input:ty, $blocks:literal;)*) => {$(
+        #[doc = concat!($does, stringify!($input), " rows to ", stringify!($format), ".")]
         ///
-        /// Launch with [`grid_size`](super::grid_size) blocks and
+        /// Launch with [`grid_size`](super::grid_size) blocks of [`THREADS`](super::THREADS) threads and
         /// [`shared_bytes`](super::shared_bytes) of dynamic shared memory.
         ///
         /// # Safety
@@ -69,7 +62,7 @@ macro_rules! define {
         /// | argument | is |
         /// | --- | --- |
         /// | `input` | `[input_rows, columns]`, 16-byte aligned |
-        /// | `columns` | a multiple of 8, at least 8 |
+        /// | `columns` | a multiple of 8, at least 8, below 2^30 |
         /// | `data` | `[rows, columns]` elements of the format, packed, 16-byte aligned |
         /// | `scales` | `[row_tiles, ceil(columns / tile columns), 32, 4, 4]` bytes, 16-byte aligned |
         /// | `scale_map` | 128-byte aligned; describes `scales` as `[tiles, 512 / row, row]` bytes when `scale_store` is a tensor map, else unused |
@@ -83,7 +76,7 @@ macro_rules! define {
         ///
         /// All extents but `columns` and `row_tiles` are below 2^31. During the launch nothing writes the
         /// input, the tables or `sf`, and nothing else writes `data` and `scales`.
-        #[kernel(max_threads = $threads)]
+        #[kernel(max_threads = 256, min_blocks = $blocks)]
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $name(
             input: *const u32x4,
@@ -107,7 +100,7 @@ macro_rules! define {
         ) {
             // SAFETY: passed on to the caller.
             unsafe {
-                grouped_quantize::<$format, $input, $threads, $twin>(Arguments {
+                grouped_quantize::<$format, $input, $twin>(Arguments {
                     input,
                     input_rows,
                     columns,

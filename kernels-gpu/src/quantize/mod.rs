@@ -41,8 +41,16 @@ use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
 use cuda_std::{cfg, fence, shared, tma};
 use scale_store::StagedTiles;
-use source::Source;
+use source::{Loaded, Source};
 use tile::Tile;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+const WARPS: u32 = THREADS / WARP;
+
+/// Most runs that a block can take: one a warp.
+pub const MAX_RUNS_PER_BLOCK: u32 = WARPS;
 
 /// Chunks that a lane handles side by side: 16 elements, a whole NVFP4 block or half an MX block. That
 /// halves the scale arithmetic and the shuffles; the price is two 16-byte loads instead of one.
@@ -98,21 +106,19 @@ struct Arguments {
     runs_per_block: u32,
 }
 
-/// The whole kernel, for one format, input type and block size.
+/// The whole kernel, for one format and input type.
 ///
 /// A `TWIN` is the kernel's *traffic twin*: the same grid, loads and stores, and no arithmetic between
 /// them. What it writes means nothing; how long it takes is the bound that memory puts on the kernel.
 ///
 /// # Safety
 ///
-/// The pointers must be what [`Arguments`] says. The launch must give `THREADS` threads, and what
-/// [`grid_size`] and [`shared_bytes`] say; `runs_per_block` is a power of two up to the number of warps.
+/// The pointers must be what [`Arguments`] says. The launch must be what [`THREADS`],
+/// [`grid_size`] and [`shared_bytes`] say; `runs_per_block` is a power of two up to
+/// [`MAX_RUNS_PER_BLOCK`].
 #[inline(always)]
-unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, const TWIN: bool>(
-    args: Arguments,
-) {
+unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(args: Arguments) {
     const {
-        assert!(THREADS.is_multiple_of(WARP), "rows are read by whole warps");
         assert!(
             RUN_COLUMNS.is_multiple_of(F::TILE_COLUMNS),
             "a run is made of whole scale tiles"
@@ -149,7 +155,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
     // Warps side by side in a row of the tile, then the next row.
     let run_in_block = warp % runs_per_block;
     let first_row = warp / runs_per_block;
-    let stride = THREADS / WARP / runs_per_block;
+    let stride = WARPS / runs_per_block;
     let chunks_per_row = args.columns / CHUNK;
     let chunk = ((first_run + run_in_block) * WARP + lane) * CHUNKS_PER_LANE;
     let chunk_vectors = I::VECTORS as u32;
@@ -183,7 +189,12 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
     };
     // The first rows are on their way while the expert's factor and the table are prepared. That is
     // most of the time that an expert with few rows takes.
-    let early = load(first_row);
+    let readable = args.input_rows > 0;
+    let early = if readable {
+        load(first_row)
+    } else {
+        (Loaded::nothing(), Loaded::nothing())
+    };
 
     // SAFETY: the caller's obligation; `slot` is below `slots`.
     let expert = unsafe { GlobalView::new(args.expert_ids, args.slots as usize) }
@@ -242,11 +253,12 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, c
     }
     thread::sync_threads();
 
-    let (mut uncommon, readable_rows) = if args.input_rows > 0 {
-        (UncommonRows::NONE, rows)
+    let mut uncommon = if readable {
+        UncommonRows::NONE
     } else {
-        (UncommonRows::ALL, 0)
+        UncommonRows::ALL
     };
+    let readable_rows = if readable { rows } else { 0 };
     if first_row < readable_rows {
         uncommon.note(0, tile.work::<I, TWIN>(first_row, stride, early));
     }

@@ -30,6 +30,18 @@ pub(super) struct Loaded<I: InputFormat> {
     pub exists: bool,
 }
 
+impl<I: InputFormat> Loaded<I> {
+    /// What there is to read of an input without rows.
+    #[inline(always)]
+    pub fn nothing() -> Self {
+        Self {
+            first: I::zeros(),
+            second: I::zeros(),
+            exists: false,
+        }
+    }
+}
+
 impl Source {
     /// Whether the lane's first chunk is part of the row.
     #[inline(always)]
