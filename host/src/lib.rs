@@ -35,6 +35,7 @@ mod backend;
 pub mod buffer;
 pub mod device;
 pub mod device_routing;
+pub mod ep;
 pub mod error;
 pub mod error_metrics;
 pub mod options;

@@ -14,8 +14,8 @@ use crate::WARP;
 use crate::prefix_sum::block_exclusive_sum;
 use crate::scale_tile::TILE_ROWS;
 use cuda_std::prelude::*;
-use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
 use cuda_std::shared;
+use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
 
 /// Threads of a block, in all three entries: what their launch bounds say.
 pub const THREADS: u32 = 256;

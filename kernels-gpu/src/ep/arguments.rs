@@ -13,9 +13,6 @@ use core::simd::{u32x2, u32x4};
 use cuda_std::atomic::scoped::{Atomic, Device};
 use cuda_std::view::{GlobalView, GlobalViewMut};
 
-/// Most ranks that one launch of the fused entry serves: their arguments are kernel parameters.
-pub const MAX_FUSED_RANKS: usize = 16;
-
 /// A receive count that has not arrived.
 pub const NOT_ARRIVED: u64 = u64::MAX;
 
@@ -71,7 +68,11 @@ impl Shape {
     /// Ranks that send to a rank: all, or itself alone.
     #[inline(always)]
     pub const fn sources(&self) -> u32 {
-        if self.has(Self::SKIP_A2A) { 1 } else { self.ranks }
+        if self.has(Self::SKIP_A2A) {
+            1
+        } else {
+            self.ranks
+        }
     }
 
     /// Pairs of a local expert and a source rank, numbered `e * sources + r`.
@@ -309,4 +310,7 @@ impl Shape {
     }
 }
 
-const _: () = assert!(MAX_TOP_K == crate::WARP, "a lane for each of a token's experts");
+const _: () = assert!(
+    MAX_TOP_K == crate::WARP,
+    "a lane for each of a token's experts"
+);

@@ -55,8 +55,8 @@ impl Copier<'_> {
     #[inline(always)]
     pub(super) unsafe fn copy_rows<F: TokenFormat>(self) {
         let warps = thread::grid_dim_x() * (thread::block_dim_x() / WARP);
-        let warp = thread::block_idx_x() * (thread::block_dim_x() / WARP)
-            + thread::thread_idx_x() / WARP;
+        let warp =
+            thread::block_idx_x() * (thread::block_dim_x() / WARP) + thread::thread_idx_x() / WARP;
         let row_ends = self.counters.row_ends();
         let total = row_ends.load(self.shape.pairs() as usize - 1);
         let run = total.div_ceil(warps);
@@ -91,7 +91,10 @@ impl Copier<'_> {
         }
         // SAFETY: by the contract of `copy_rows`.
         let offsets = unsafe {
-            GlobalViewMut::new(self.rank.output.scales_offsets, self.shape.groups() as usize)
+            GlobalViewMut::new(
+                self.rank.output.scales_offsets,
+                self.shape.groups() as usize,
+            )
         };
         (first_row / TILE_ROWS).wrapping_add(offsets.load(group as usize))
     }
@@ -158,9 +161,8 @@ impl Copier<'_> {
             let source: GlobalView<u32x4> = message.view();
             let token = source.load((self.layout.source_offset / 16) as usize)[0];
             // SAFETY: by the contract of `copy_rows`: one for each row.
-            let src_info = unsafe {
-                GlobalViewMut::new(self.rank.output.src_info, row as usize + 1)
-            };
+            let src_info =
+                unsafe { GlobalViewMut::new(self.rank.output.src_info, row as usize + 1) };
             let position = found.trailing_zeros();
             src_info.store(row as usize, u32x2::from_array([token, position]));
         }

@@ -11,8 +11,8 @@
 use super::message::{MessageLayout, WireFormat};
 use crate::WARP;
 use crate::formats::{
-    self, Amax, BlockFormat, BlockScale, CHUNK, E4m3, E8m0, ElementFormat, InputFormat, MxFp4,
-    MxFp8, Multiplier, NvFp4, Rules, TensorScale,
+    self, Amax, BlockFormat, BlockScale, CHUNK, E4m3, E8m0, ElementFormat, InputFormat, Multiplier,
+    MxFp4, MxFp8, NvFp4, Rules, TensorScale,
 };
 use core::simd::u32x4;
 use cuda_std::view::{GlobalView, SharedView};

@@ -43,7 +43,11 @@ impl WireFormat {
 
     /// Block scales of a row.
     pub const fn scales(self, hidden: u32) -> u32 {
-        if self.block == 0 { 0 } else { hidden / self.block }
+        if self.block == 0 {
+            0
+        } else {
+            hidden / self.block
+        }
     }
 }
 

@@ -36,7 +36,7 @@ mod shared_expert;
 mod shared_memory;
 pub mod wait;
 
-pub use arguments::{Counters, MAX_FUSED_RANKS, NOT_ARRIVED, Output, PAIR_BIAS, Peer, Rank, Shape};
+pub use arguments::{Counters, NOT_ARRIVED, Output, PAIR_BIAS, Peer, Rank, Shape};
 pub use format::{
     Bf16, Encoding, Fp8Block128, Mxfp4, Mxfp8, Nvfp4, ScaleLayout, StagedMessage, TokenFormat,
 };
@@ -46,6 +46,7 @@ pub use shared_memory::shared_bytes;
 
 use copy::Copier;
 use cuda_std::prelude::*;
+use cuda_std::view::GlobalViewMut;
 use offsets::Offsets;
 use send::Sender;
 use shared_memory::SharedMemory;
@@ -53,18 +54,13 @@ use shared_memory::SharedMemory;
 /// Threads of a block, at the most; whole warps.
 pub const MAX_THREADS: u32 = 256;
 
-/// The ranks of a fused launch, by the second index of the block.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct FusedRanks(pub [Rank; MAX_FUSED_RANKS]);
-
-/// The sending half.
+/// The sending half. `KEEP_OWN`: with the rank's own use for its tokens, the shared expert.
 ///
 /// # Safety
 ///
 /// As for the entries.
 #[inline(always)]
-unsafe fn send<F: TokenFormat>(shape: &Shape, rank: &Rank) {
+unsafe fn send<F: TokenFormat, const KEEP_OWN: bool>(shape: &Shape, rank: &Rank) {
     let layout = F::WIRE.message(shape.hidden, shape.top_k);
     // SAFETY: the caller's obligation.
     unsafe {
@@ -76,7 +72,7 @@ unsafe fn send<F: TokenFormat>(shape: &Shape, rank: &Rank) {
             counters,
             shared: SharedMemory::new(layout),
         };
-        sender.send_tokens::<F>();
+        sender.send_tokens::<F, KEEP_OWN>();
         monitor::publish_if_last(shape, rank, counters);
     }
 }
@@ -133,6 +129,20 @@ macro_rules! for_each_ep_format {
     };
 }
 
+/// Writes the arguments of a rank to where a fused launch finds them: that has those of several ranks, and a
+/// block cannot choose one of several parameters by its index.
+///
+/// Launch with one thread.
+///
+/// # Safety
+///
+/// `slot` has room for a rank.
+#[kernel(max_threads = 1)]
+pub unsafe fn ep_bind_rank(rank: Rank, slot: *mut Rank) {
+    // SAFETY: the caller's obligation.
+    unsafe { GlobalViewMut::new(slot, 1) }.store(0, rank);
+}
+
 macro_rules! define_entries {
     ($($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {$(
         #[doc = concat!("Sends a rank's tokens to their experts, as ", stringify!($format), ".")]
@@ -147,10 +157,10 @@ macro_rules! define_entries {
         ///   `rank.output` is not used.
         /// * All ranks have equal shapes. The ranks it sends to do not read what the previous round sent
         ///   them any more, and expect the counts of this one.
-        #[kernel(max_threads = MAX_THREADS)]
+        #[kernel(max_threads = MAX_THREADS, min_blocks = 3)]
         pub unsafe fn $send(shape: Shape, rank: Rank) {
             // SAFETY: passed on to the caller.
-            unsafe { send::<$format>(&shape, &rank) }
+            unsafe { send::<$format, false>(&shape, &rank) }
         }
 
         #[doc = concat!("Waits for what a rank was sent, as ", stringify!($format), ", and lays it out.")]
@@ -161,7 +171,7 @@ macro_rules! define_entries {
         /// # Safety
         ///
         #[doc = concat!("As for [`", stringify!($send), "`](fn@", stringify!($send), "), `rank.output` included.")]
-        #[kernel(max_threads = MAX_THREADS)]
+        #[kernel(max_threads = MAX_THREADS, min_blocks = 2)]
         pub unsafe fn $receive(shape: Shape, rank: Rank) {
             // SAFETY: passed on to the caller.
             unsafe { receive::<$format>(&shape, &rank) }
@@ -174,13 +184,13 @@ macro_rules! define_entries {
         ///
         /// # Safety
         ///
-        #[doc = concat!("As for [`", stringify!($receive), "`](fn@", stringify!($receive), "), for the first ranks of `ranks`, as many as the grid has.")]
-        #[kernel(max_threads = MAX_THREADS)]
-        pub unsafe fn $fused(shape: Shape, ranks: FusedRanks) {
-            let rank = &ranks.0[thread::block_idx_y() as usize];
-            // SAFETY: passed on to the caller.
+        #[doc = concat!("As for [`", stringify!($receive), "`](fn@", stringify!($receive), "), for each of `ranks`, which [`ep_bind_rank`](fn@ep_bind_rank) wrote.")]
+        #[kernel(max_threads = MAX_THREADS, min_blocks = 2)]
+        pub unsafe fn $fused(shape: Shape, ranks: *const Rank) {
+            // SAFETY: passed on to the caller. Nobody writes the ranks during the launch.
             unsafe {
-                send::<$format>(&shape, rank);
+                let rank = &*ranks.add(thread::block_idx_y() as usize);
+                send::<$format, true>(&shape, rank);
                 receive::<$format>(&shape, rank);
             }
         }

@@ -42,7 +42,11 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
     // SAFETY: the caller's obligation.
     let peers = unsafe { GlobalView::new(rank.peers, shape.ranks as usize) };
     let skip = shape.has(Shape::SKIP_A2A);
-    let counts = if skip { shape.local_experts } else { shape.experts };
+    let counts = if skip {
+        shape.local_experts
+    } else {
+        shape.experts
+    };
     let mut pair = thread::thread_idx_x();
     while pair < counts {
         let (expert, to) = if skip {

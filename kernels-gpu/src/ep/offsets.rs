@@ -187,7 +187,10 @@ impl Offsets<'_> {
         if F::SCALES == ScaleLayout::Tiles {
             // SAFETY: as above.
             let offsets = unsafe { GlobalViewMut::new(output.scales_offsets, groups) };
-            offsets.store(group as usize, first_tile.wrapping_sub(first_row / TILE_ROWS));
+            offsets.store(
+                group as usize,
+                first_tile.wrapping_sub(first_row / TILE_ROWS),
+            );
         }
     }
 
@@ -221,7 +224,11 @@ impl Offsets<'_> {
         while pair < shape.pairs() {
             let expert = pair / shape.sources();
             let end = row_ends.load(pair as usize);
-            let start = if pair == 0 { 0 } else { row_ends.load(pair as usize - 1) };
+            let start = if pair == 0 {
+                0
+            } else {
+                row_ends.load(pair as usize - 1)
+            };
             let first = row_offsets.load((expert + shape.first_routed_group()) as usize);
             let last = PAIR_BIAS + first + (end - self.rows_before(expert));
             pairs.store(pair as usize, u32x2::from_array([last, end - start]));

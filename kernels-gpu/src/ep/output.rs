@@ -104,34 +104,47 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Calls `copy` for this worker's share of `len` things, `BATCH` loads ahead of the stores: the compiler
-    /// cannot know that source and destination are apart, and would wait for each load by itself.
+    /// Loads and stores this worker's share of `len` things.
     #[inline(always)]
     fn copy<T: Copy>(self, len: usize, load: impl Fn(usize) -> T, store: impl Fn(usize, T)) {
-        let step = self.count as usize;
         let mut index = self.index as usize;
         while index < len {
-            let at = |n: usize| {
-                let index = index + n * step;
-                (index < len).then(|| load(index))
-            };
-            let (a, b, c, d) = (at(0), at(1), at(2), at(3));
-            let (e, f, g, h) = (at(4), at(5), at(6), at(7));
-            let put = |n: usize, value: Option<T>| {
-                if let Some(value) = value {
-                    store(index + n * step, value);
-                }
-            };
-            put(0, a);
-            put(1, b);
-            put(2, c);
-            put(3, d);
-            put(4, e);
-            put(5, f);
-            put(6, g);
-            put(7, h);
-            index += 8 * step;
+            store(index, load(index));
+            index += self.count as usize;
         }
+    }
+
+    /// [`copy`](Self::copy) with four loads ahead of the stores: the compiler cannot know that source and
+    /// destination are apart, and would wait for each load by itself.
+    #[inline(always)]
+    fn copy_by_four<T: Copy>(
+        self,
+        len: usize,
+        load: impl Fn(usize) -> T,
+        store: impl Fn(usize, T),
+    ) {
+        let step = self.count as usize;
+        let mut index = self.index as usize;
+        while index + 3 * step < len {
+            let (a, b) = (load(index), load(index + step));
+            let (c, d) = (load(index + 2 * step), load(index + 3 * step));
+            store(index, a);
+            store(index + step, b);
+            store(index + 2 * step, c);
+            store(index + 3 * step, d);
+            index += 4 * step;
+        }
+        // The rest is at most three.
+        let at = |n: usize| (index + n * step < len).then(|| load(index + n * step));
+        let (a, b, c) = (at(0), at(1), at(2));
+        let put = |n: usize, value: Option<T>| {
+            if let Some(value) = value {
+                store(index + n * step, value);
+            }
+        };
+        put(0, a);
+        put(1, b);
+        put(2, c);
     }
 }
 
@@ -166,7 +179,7 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
     let first = place.row as usize * vectors;
     // SAFETY: the caller's obligation.
     let tokens = unsafe { GlobalViewMut::new(output.tokens, first + vectors) };
-    workers.copy(
+    workers.copy_by_four(
         vectors,
         |index| message.vector(index),
         |index, value| tokens.store(first + index, value),

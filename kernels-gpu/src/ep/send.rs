@@ -49,9 +49,10 @@ impl Sender<'_> {
     ///
     /// # Safety
     ///
-    /// `shape` and `rank` are what an entry demands; with a shared expert `rank.output` is valid.
+    /// `shape` and `rank` are what an entry demands; to keep tokens for a shared expert, `rank.output`
+    /// is valid.
     #[inline(always)]
-    pub(super) unsafe fn send_tokens<F: TokenFormat>(self) {
+    pub(super) unsafe fn send_tokens<F: TokenFormat, const KEEP_OWN: bool>(self) {
         self.zero_scale_padding();
         // SAFETY: the caller's obligation.
         let tokens = unsafe { self.rank.token_count() };
@@ -61,16 +62,13 @@ impl Sender<'_> {
         while token < tokens {
             let message = self.shared.message(stage);
             self.address_copies(token, stage, message);
-            F::stage(
-                self.token(token),
-                self.shape.hidden,
-                encoding,
-                message,
-            );
+            F::stage(self.token(token), self.shape.hidden, encoding, message);
             self.finish_message();
             self.send_copies(token, stage, message);
-            // SAFETY: the caller's obligation.
-            unsafe { shared_expert::keep_own::<F>(self, token, tokens, message) };
+            if KEEP_OWN {
+                // SAFETY: the caller's obligation.
+                unsafe { shared_expert::keep_own::<F>(self, token, tokens, message) };
+            }
             stage = (stage + 1) % STAGES;
             token += thread::grid_dim_x();
         }
@@ -124,7 +122,9 @@ impl Sender<'_> {
         while stage < STAGES {
             if index < len {
                 let message = self.shared.message(stage);
-                message.part::<u8>(padding.start, len).store(index as usize, 0);
+                message
+                    .part::<u8>(padding.start, len)
+                    .store(index as usize, 0);
             }
             stage += 1;
         }
@@ -161,7 +161,9 @@ impl Sender<'_> {
         let mine = !deterministic || lane % self.warps() == warp;
         if mine {
             let address = destination.map_or(0, |to| self.address(to, slot));
-            self.shared.destinations(stage).store(lane as usize, address);
+            self.shared
+                .destinations(stage)
+                .store(lane as usize, address);
         }
     }
 

@@ -5,7 +5,7 @@
 //! reads it when it next waits for the rank.
 
 use super::arguments::{Rank, Shape};
-use cuda_std::atomic::scoped::{Acquire, AcqRel, Atomic, AtomicValue, Device, Relaxed, Scope};
+use cuda_std::atomic::scoped::{AcqRel, Acquire, Atomic, AtomicValue, Device, Relaxed, Scope};
 use cuda_std::misc::global_timer_ns;
 use cuda_std::view::GlobalViewMut;
 
@@ -53,7 +53,11 @@ impl Failure {
 
     #[inline(always)]
     fn record(&self, what: Awaited, rank: u32, expert: u32, word: u32) {
-        if self.state().compare_exchange(0, what as u32, AcqRel).is_ok() {
+        if self
+            .state()
+            .compare_exchange(0, what as u32, AcqRel)
+            .is_ok()
+        {
             // SAFETY: as in `state`; only the thread that set the state gets here, and only the host reads.
             let words = unsafe { GlobalViewMut::new(self.words, Self::WORDS) };
             words.store(1, rank);
@@ -102,7 +106,8 @@ impl Waiter {
                     return None;
                 }
                 if patience != 0 && global_timer_ns() - start > patience {
-                    self.failure.record(self.what, self.rank, self.expert, self.word);
+                    self.failure
+                        .record(self.what, self.rank, self.expert, self.word);
                     return None;
                 }
             }
