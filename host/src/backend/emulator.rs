@@ -215,7 +215,13 @@ impl EmulatorBackend {
         threads: u32,
         _shared_bytes: usize,
     ) -> Result<u32, DeviceError> {
-        Ok(simt::MAX_RESIDENT_THREADS / threads)
+        // As on a GPU, no block is resident that is larger than the kernel says.
+        let too_large = A::KERNEL.max_threads.is_some_and(|limit| threads > limit);
+        Ok(if too_large {
+            0
+        } else {
+            simt::MAX_RESIDENT_THREADS / threads
+        })
     }
 
     pub(crate) unsafe fn launch<A: KernelArgs>(
