@@ -11,10 +11,11 @@
 //! instead of racing others for places with atomics.
 
 use crate::WARP;
+use crate::prefix_sum::block_exclusive_sum;
 use crate::scale_tile::TILE_ROWS;
 use cuda_std::prelude::*;
+use cuda_std::shared;
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
-use cuda_std::{shared, warp};
 
 /// Threads of a block, in all three entries: what their launch bounds say.
 pub const THREADS: u32 = 256;
@@ -23,43 +24,6 @@ pub const THREADS: u32 = 256;
 pub const SHARED_BYTES: usize = WARPS as usize * 4;
 
 const WARPS: u32 = THREADS / WARP;
-
-/// An exclusive prefix sum over the threads of a block, and the total.
-///
-/// All threads of the block must call it together. `scratch` holds a word for each warp.
-#[inline(always)]
-fn block_prefix_sum(scratch: SharedView<u32>, value: u32) -> (u32, u32) {
-    let thread = thread::thread_idx_x();
-    let lane = thread % WARP;
-    let mut inclusive = value;
-    let mut distance = 1;
-    while distance < WARP {
-        // SAFETY: all lanes of the warp are here, as all threads of the block are.
-        let (lower, exists) = unsafe { warp::warp_shuffle_up(u32::MAX, inclusive, distance, WARP) };
-        if exists {
-            inclusive += lower;
-        }
-        distance *= 2;
-    }
-    if lane == WARP - 1 {
-        scratch.store((thread / WARP) as usize, inclusive);
-    }
-    thread::sync_threads();
-    let mut before = 0;
-    let mut total = 0;
-    let mut other = 0;
-    while other < WARPS {
-        let sum = scratch.load(other as usize);
-        if other < thread / WARP {
-            before += sum;
-        }
-        total += sum;
-        other += 1;
-    }
-    // The next call may not overwrite the sums before every thread has read them.
-    thread::sync_threads();
-    (before + inclusive - value, total)
-}
 
 /// The view of [`SHARED_BYTES`].
 #[inline(always)]
@@ -92,7 +56,7 @@ pub unsafe fn route_count(ids: *const i32, assignments: u32, counts: *mut u32) {
         mine += (ids.load(next as usize) as u32 == expert) as u32;
         next += THREADS;
     }
-    let (_, total) = block_prefix_sum(scratch(), mine);
+    let (_, total) = block_exclusive_sum(scratch(), WARPS, mine);
     if thread::thread_idx_x() == 0 {
         counts.store(expert as usize, total);
     }
@@ -133,8 +97,8 @@ pub unsafe fn route_offsets(
         } else {
             0
         };
-        let (rows, row_total) = block_prefix_sum(scratch(), count);
-        let (tiles, tile_total) = block_prefix_sum(scratch(), count.div_ceil(TILE_ROWS));
+        let (rows, row_total) = block_exclusive_sum(scratch(), WARPS, count);
+        let (tiles, tile_total) = block_exclusive_sum(scratch(), WARPS, count.div_ceil(TILE_ROWS));
         if expert < experts {
             let row_offset = rows_before + rows;
             row_offsets.store(expert as usize, row_offset);
@@ -184,7 +148,7 @@ pub unsafe fn route_place(
     while first < assignments {
         let assignment = first + thread::thread_idx_x();
         let mine = assignment < assignments && ids.load(assignment as usize) as u32 == expert;
-        let (before, total) = block_prefix_sum(scratch(), mine as u32);
+        let (before, total) = block_exclusive_sum(scratch(), WARPS, mine as u32);
         // Offsets made of other ids must not lead outside.
         let place = next_row.saturating_add(before);
         if mine && place < assignments {

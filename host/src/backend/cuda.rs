@@ -4,9 +4,10 @@ use super::images::{self, Code};
 use super::{Handle, LaunchConfig};
 use crate::error::DeviceError;
 use cuda_driver::extra::{
-    self, CaptureMode, DriverError, GraphExec, TensorMapDataType, TensorMapInterleave,
-    TensorMapL2Promotion, TensorMapOobFill, TensorMapSwizzle, TensorMapTiled,
-    encode_tensor_map_tiled,
+    self, CaptureMode, DriverError, FunctionAttribute, GraphExec, LaunchAttributes,
+    TensorMapDataType, TensorMapInterleave, TensorMapL2Promotion, TensorMapOobFill,
+    TensorMapSwizzle, TensorMapTiled, encode_tensor_map_tiled, launch_kernel_ex,
+    set_function_attribute,
 };
 use cuda_std::launch::KernelArgs;
 use cust::context::{Context, CurrentContext};
@@ -30,7 +31,11 @@ pub(crate) struct CudaBackend {
     l2_bytes: usize,
     description: String,
     capability: (u32, u32),
+    multiprocessors: u32,
 }
+
+/// Dynamic shared memory that every kernel may have without asking.
+const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
 #[derive(Default)]
 struct Graphs {
@@ -107,6 +112,7 @@ impl CudaBackend {
         };
         let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
         let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+        let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)?;
         let l2_bytes = attribute(DeviceAttribute::L2CacheSize)? as usize;
         let name = device.name().map_err(cust_error("cuDeviceGetName"))?;
         let Some((image, code)) = images::best_for(major * 10 + minor) else {
@@ -140,6 +146,7 @@ impl CudaBackend {
                 image.target()
             ),
             capability: (major, minor),
+            multiprocessors,
             name,
         })
     }
@@ -383,26 +390,74 @@ impl CudaBackend {
         unsafe { self.upload(to, bytes) }
     }
 
+    fn function<A: KernelArgs>(&self) -> Result<Function, DeviceError> {
+        let name = A::KERNEL.name;
+        let function = self.functions.get(name).copied();
+        function.ok_or(DeviceError::NoSuchKernel { name })
+    }
+
+    pub(crate) fn resident_blocks<A: KernelArgs>(
+        &self,
+        threads: u32,
+        shared_bytes: usize,
+    ) -> Result<u32, DeviceError> {
+        let function = self.function::<A>()?;
+        self.enter()?;
+        if shared_bytes > DEFAULT_SHARED_BYTES {
+            // SAFETY: a function of the module that is loaded in the current context.
+            unsafe {
+                set_function_attribute(
+                    function.0.cast(),
+                    FunctionAttribute::MaxDynamicSharedBytes,
+                    shared_bytes as i32,
+                )
+            }
+            .map_err(extra_error("cuFuncSetAttribute"))?;
+        }
+        let mut blocks = 0;
+        // SAFETY: as above; the count is written before the call returns.
+        unsafe {
+            driver!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                function.0,
+                threads as i32,
+                shared_bytes,
+            ))?;
+        }
+        Ok(blocks as u32 * self.multiprocessors)
+    }
+
     pub(crate) unsafe fn launch<A: KernelArgs>(
         &self,
         stream: Handle,
         config: LaunchConfig,
         args: A,
     ) -> Result<(), DeviceError> {
-        let name = A::KERNEL.name;
-        let function = self
-            .functions
-            .get(name)
-            .ok_or(DeviceError::NoSuchKernel { name })?;
+        let function = self.function::<A>()?;
         self.enter()?;
         args.with_params(|params: &mut [*mut c_void]| {
+            if config.cooperative {
+                let launch = extra::LaunchConfig {
+                    grid: (config.blocks, config.block_rows, 1),
+                    block: (config.threads, 1, 1),
+                    shared_bytes: config.shared_bytes,
+                    stream: stream.0 as *mut c_void,
+                    attributes: LaunchAttributes {
+                        cooperative: true,
+                        ..LaunchAttributes::default()
+                    },
+                };
+                // SAFETY: as below.
+                return unsafe { launch_kernel_ex(function.0.cast(), &launch, params) }
+                    .map_err(extra_error("cuLaunchKernelEx"));
+            }
             // SAFETY: `params` points to one value for each parameter of this kernel, of its type;
             // the rest is the caller's obligation.
             unsafe {
                 driver!(cuLaunchKernel(
                     function.0,
                     config.blocks,
-                    1,
+                    config.block_rows,
                     1,
                     config.threads,
                     1,

@@ -277,19 +277,32 @@ impl EmulatorBackend {
         Ok(())
     }
 
+    pub(crate) fn resident_blocks<A: KernelArgs>(
+        &self,
+        threads: u32,
+        _shared_bytes: usize,
+    ) -> Result<u32, DeviceError> {
+        // As on a GPU, no block is resident that is larger than the kernel says.
+        let too_large = A::KERNEL.max_threads.is_some_and(|limit| threads > limit);
+        Ok(if too_large {
+            0
+        } else {
+            simt::MAX_RESIDENT_THREADS / threads
+        })
+    }
+
     pub(crate) unsafe fn launch<A: KernelArgs>(
         &self,
         stream: Handle,
         config: LaunchConfig,
         args: A,
     ) -> Result<(), DeviceError> {
-        let line = |x| Dim3 { x, y: 1, z: 1 };
         let launch = Launch {
             name: A::KERNEL.name,
-            grid: line(config.blocks),
-            block: line(config.threads),
+            grid: Dim3::from((config.blocks, config.block_rows)),
+            block: Dim3::from(config.threads),
             shared_bytes: config.shared_bytes as usize,
-            cooperative: false,
+            cooperative: config.cooperative,
             // SAFETY: the caller's obligation; the emulator checks accesses on top.
             entry: Arc::new(move || unsafe { args.call() }),
         };

@@ -17,12 +17,17 @@ use cuda_std::launch::KernelArgs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle(pub(crate) u64);
 
-/// Grid and block of a launch, both one-dimensional, and its dynamic shared memory.
+/// Grid and block of a launch, and its dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaunchConfig {
+    /// Blocks along x.
     pub(crate) blocks: u32,
+    /// Blocks along y.
+    pub(crate) block_rows: u32,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
+    /// Whether blocks wait for each other, so that all must be resident.
+    pub(crate) cooperative: bool,
 }
 
 impl LaunchConfig {
@@ -43,8 +48,10 @@ impl LaunchConfig {
         }
         Ok(Self {
             blocks: blocks as u32,
+            block_rows: 1,
             threads,
             shared_bytes: shared_bytes as u32,
+            cooperative: false,
         })
     }
 }
@@ -56,10 +63,10 @@ pub(crate) enum Backend {
 
 /// Calls the same method of whichever backend it is.
 macro_rules! dispatch {
-    ($self:ident.$method:ident($($argument:expr),*)) => {
+    ($self:ident.$method:ident$(::<$kernel:ty>)?($($argument:expr),*)) => {
         match $self {
-            Backend::Cuda(backend) => backend.$method($($argument),*),
-            Backend::Emulator(backend) => backend.$method($($argument),*),
+            Backend::Cuda(backend) => backend.$method$(::<$kernel>)?($($argument),*),
+            Backend::Emulator(backend) => backend.$method$(::<$kernel>)?($($argument),*),
         }
     };
 }
@@ -214,6 +221,16 @@ impl Backend {
         unsafe { dispatch!(self.encode_scale_map(to, scales, tiles, swizzle)) }
     }
 
+    /// Blocks of a kernel that are resident at once on the whole device. Also lets the kernel have so much dynamic
+    /// shared memory, so it comes before the first launch of one that needs more than 48 KiB.
+    pub(crate) fn resident_blocks<A: KernelArgs>(
+        &self,
+        threads: u32,
+        shared_bytes: usize,
+    ) -> Result<u32, DeviceError> {
+        dispatch!(self.resident_blocks::<A>(threads, shared_bytes))
+    }
+
     /// Enqueues a kernel. Returns without waiting.
     ///
     /// # Safety
@@ -225,7 +242,7 @@ impl Backend {
         config: LaunchConfig,
         args: A,
     ) -> Result<(), DeviceError> {
-        if config.blocks == 0 {
+        if config.blocks == 0 || config.block_rows == 0 {
             return Ok(());
         }
         // SAFETY: the caller's obligation.

@@ -35,7 +35,7 @@ impl E4m3 {
 
     /// Two values: `low` in bits 7..0, `high` in bits 15..8.
     #[inline(always)]
-    fn from_f32x2(high: f32, low: f32) -> u16 {
+    pub(crate) fn from_f32x2(high: f32, low: f32) -> u16 {
         if cfg::has_e4m3_cvt() {
             cvt::cvt_rn_satfinite_e4m3x2_f32(high, low)
         } else {

@@ -18,7 +18,7 @@ pub(crate) const BARRIERS: u32 = 16;
 
 /// Threads that may be resident. A fiber stack takes two memory mappings (one is its guard page), and
 /// Linux grants a process 65,530 by default.
-pub(crate) const MAX_RESIDENT_THREADS: u32 = 24_576;
+pub const MAX_RESIDENT_THREADS: u32 = 24_576;
 
 /// One phase of a block barrier.
 #[derive(Default)]

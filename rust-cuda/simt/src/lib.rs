@@ -31,6 +31,7 @@ mod shared;
 mod stream;
 mod warp;
 
+pub use block::MAX_RESIDENT_THREADS;
 pub use config::{Config, Schedule, Target};
 pub use error::Error;
 pub use fault::{Fault, FaultKind, SourceLocation};

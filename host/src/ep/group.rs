@@ -1,0 +1,192 @@
+//! All ranks of a process.
+
+use super::batch::Batch;
+use super::config::EpConfig;
+use super::error::EpError;
+use super::launch::{LaunchShape, Launches};
+use super::rank::EpRank;
+use super::received::{GroupDispatched, Received};
+use super::state::{GroupState, argument_bytes};
+use crate::backend::LaunchConfig;
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use crate::stream::Stream;
+use kernels_gpu::ep::{Rank, ep_bind_rank, shared_bytes};
+use std::sync::Arc;
+
+/// A group of ranks that exchange tokens: all of them on one device, each with buffers of its own.
+///
+/// ```
+/// use half::bf16;
+/// use tokenyard::Device;
+/// use tokenyard::ep::{Batch, EpConfig, EpGroup, TokenFormat};
+///
+/// // Two ranks with two experts each; one token on either, for experts 0 and 3.
+/// let config = EpConfig::builder(TokenFormat::Mxfp4)
+///     .hidden_size(64).top_k(2).experts(4).ranks(2).max_tokens_per_rank(4).build()?;
+/// let device = Device::emulator(0);
+/// let stream = device.create_stream()?;
+/// let mut group = EpGroup::new(&device, config)?;
+///
+/// let tokens = device.upload(&vec![bf16::ONE; 64])?;
+/// let ids = device.upload(&[0, 3])?;
+/// let batches = [Batch::new(&tokens, &ids), Batch::new(&tokens, &ids)];
+/// let mut received = [group.allocate_received()?, group.allocate_received()?];
+/// let dispatched = group.dispatch(&stream, &batches, &mut received)?;
+/// group.check()?;
+///
+/// let row_offsets = |rank: usize| dispatched.received()[rank].row_offsets().download();
+/// assert_eq!(row_offsets(0)?, [0, 2, 2]); // expert 0 got a token from each rank
+/// assert_eq!(row_offsets(1)?, [0, 0, 2]); // and so did expert 3
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct EpGroup {
+    ranks: Vec<EpRank>,
+    /// The ranks' arguments of the next fused launch.
+    fused_arguments: DeviceBuffer<u8>,
+    state: Arc<GroupState>,
+}
+
+impl EpGroup {
+    /// A group with all its ranks on `device`.
+    ///
+    /// # Errors
+    ///
+    /// A device that cannot allocate what [`EpConfig::memory_plan`] says, or has no such kernel.
+    pub fn new(device: &Device, config: EpConfig) -> Result<Self, EpError> {
+        Self::with(device, config, None)
+    }
+
+    /// A group whose kernels run with this grid and block, instead of as many blocks as fit.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`EpError::LaunchShape`].
+    pub fn with_launch(
+        device: &Device,
+        config: EpConfig,
+        launch: LaunchShape,
+    ) -> Result<Self, EpError> {
+        Self::with(device, config, Some(launch))
+    }
+
+    fn with(
+        device: &Device,
+        config: EpConfig,
+        launch: Option<LaunchShape>,
+    ) -> Result<Self, EpError> {
+        let shared = shared_bytes(&config.message_layout());
+        let ranks = config.ranks();
+        let launches = Launches::new(device, config.format(), ranks, shared, launch)?;
+        let state = Arc::new(GroupState::new(device, config, launches)?);
+        let ranks = (0..ranks)
+            .map(|number| EpRank::allocate(&state, number))
+            .collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<u64> = ranks.iter().flat_map(EpRank::addresses).collect();
+        state.upload_addresses(&addresses)?;
+        Ok(Self {
+            fused_arguments: device.alloc(argument_bytes(ranks.len()))?,
+            ranks,
+            state,
+        })
+    }
+
+    /// Its shape.
+    pub fn config(&self) -> &EpConfig {
+        &self.state.config
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.state.device
+    }
+
+    /// All ranks, in order.
+    pub fn ranks(&self) -> &[EpRank] {
+        &self.ranks
+    }
+
+    /// All ranks, in order.
+    pub fn ranks_mut(&mut self) -> &mut [EpRank] {
+        &mut self.ranks
+    }
+
+    /// Memory for what one rank receives.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::alloc`].
+    pub fn allocate_received(&self) -> Result<Received, EpError> {
+        Ok(Received::new(&self.state.device, &self.state.config)?)
+    }
+
+    /// Sends and receives on all ranks: one cooperative launch, in which they wait for each other. `batches` and
+    /// `received` are one for each rank.
+    ///
+    /// The result is that of [`dispatch_async`](EpRank::dispatch_async) and then
+    /// [`dispatch_wait`](EpRank::dispatch_wait) on each rank; with a shared expert, this is the only way.
+    ///
+    /// # Errors
+    ///
+    /// Inputs and outputs that do not fit the group, or more ranks than are resident at once.
+    pub fn dispatch<'r>(
+        &mut self,
+        stream: &Stream,
+        batches: &[Batch<'_>],
+        received: &'r mut [Received],
+    ) -> Result<GroupDispatched<'r>, EpError> {
+        let state = &self.state;
+        state.check_usable()?;
+        state.device.check_same("the stream", stream.device())?;
+        let ranks = self.ranks.len();
+        if batches.len() != ranks || received.len() != ranks {
+            return Err(EpError::RankCount {
+                ranks,
+                batches: batches.len(),
+                received: received.len(),
+            });
+        }
+        let fused = state.launches.fused.map_err(|limit| limit.error(ranks))?;
+        // Everything is checked for all ranks before the first word is queued for one.
+        let mut round = 0;
+        for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
+            batch.bind(&state.device, &state.config, number)?;
+            output.bind(&state.device, &state.config, number)?;
+            round = state.rounds.next(&state.config, number)?;
+        }
+        let slots: *mut Rank = self.fused_arguments.as_mut_ptr().cast();
+        let one = LaunchConfig::line(1, 1, 0)?;
+        for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
+            let rank = batch
+                .bind(&state.device, &state.config, number)?
+                .apply(self.ranks[number].arguments());
+            let output = output.bind(&state.device, &state.config, number)?;
+            let args = ep_bind_rank::Args {
+                rank: Rank { output, ..rank },
+                slot: slots.wrapping_add(number),
+            };
+            // SAFETY: there is a slot for each rank, which earlier launches of the stream have read.
+            unsafe { stream.launch(one, args)? };
+        }
+        // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest was
+        // allocated for it. The rounds say that the previous one is over.
+        unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots)? };
+        for number in 0..ranks {
+            state.rounds.sent(number);
+            state.rounds.received(number);
+        }
+        Ok(GroupDispatched { received, round })
+    }
+
+    /// Waits for the device, and says whether a rank gave up waiting for another.
+    ///
+    /// Call it before what was received is used, or whenever the device is waited for anyway.
+    ///
+    /// # Errors
+    ///
+    /// [`EpError::Deadline`], and from then on [`EpError::Unusable`] from every operation of the group.
+    pub fn check(&self) -> Result<(), EpError> {
+        self.state.check()
+    }
+}

@@ -1,0 +1,150 @@
+//! The entries of each format, and how they are launched.
+
+use super::error::EpError;
+use super::format::TokenFormat;
+use crate::backend::LaunchConfig;
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::stream::Stream;
+use kernels_gpu::ep::{self as kernels, MAX_THREADS, Rank, Shape};
+use kernels_gpu::for_each_ep_format;
+
+/// Grid and block of the kernels of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks of a rank.
+    pub blocks_per_rank: u32,
+    /// Threads of a block: a multiple of 32, up to 256.
+    pub threads: u32,
+}
+
+impl LaunchShape {
+    /// What the emulator runs unless told: enough for blocks to wait for each other, little enough to be quick.
+    const EMULATED: Self = Self {
+        blocks_per_rank: 3,
+        threads: 64,
+    };
+}
+
+type LaunchOne = unsafe fn(&Stream, LaunchConfig, Shape, Rank) -> Result<(), DeviceError>;
+type LaunchAll = unsafe fn(&Stream, LaunchConfig, Shape, *const Rank) -> Result<(), DeviceError>;
+type Resident = fn(&Device, u32, usize) -> Result<u32, DeviceError>;
+
+/// A line of [`for_each_ep_format`].
+pub(super) struct Entries {
+    format: TokenFormat,
+    pub(super) send: LaunchOne,
+    pub(super) receive: LaunchOne,
+    pub(super) fused: LaunchAll,
+    /// Of `send`, `receive` and `fused`.
+    resident: [Resident; 3],
+}
+
+macro_rules! entry_table {
+    ($($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
+        const ENTRIES: &[Entries] = &[$(Entries {
+            format: TokenFormat::$format,
+            // SAFETY: the caller's obligation, here and below.
+            send: |stream, config, shape, rank| unsafe {
+                stream.launch(config, kernels::$send::Args { shape, rank })
+            },
+            // SAFETY: as above.
+            receive: |stream, config, shape, rank| unsafe {
+                stream.launch(config, kernels::$receive::Args { shape, rank })
+            },
+            // SAFETY: as above.
+            fused: |stream, config, shape, ranks| unsafe {
+                stream.launch(config, kernels::$fused::Args { shape, ranks })
+            },
+            resident: [
+                |device, threads, shared| {
+                    device.backend().resident_blocks::<kernels::$send::Args>(threads, shared)
+                },
+                |device, threads, shared| {
+                    device.backend().resident_blocks::<kernels::$receive::Args>(threads, shared)
+                },
+                |device, threads, shared| {
+                    device.backend().resident_blocks::<kernels::$fused::Args>(threads, shared)
+                },
+            ],
+        }),*];
+    };
+}
+
+for_each_ep_format!(entry_table);
+
+/// How the three kernels of a group are launched.
+pub(super) struct Launches {
+    pub(super) entries: &'static Entries,
+    pub(super) send: LaunchConfig,
+    pub(super) receive: LaunchConfig,
+    /// Why there is no fused launch, or what it is.
+    pub(super) fused: Result<LaunchConfig, FusedLimit>,
+}
+
+/// A fused launch that does not fit the device.
+#[derive(Clone, Copy)]
+pub(super) struct FusedLimit {
+    blocks_per_rank: u32,
+    resident: u32,
+}
+
+impl FusedLimit {
+    pub(super) fn error(self, ranks: usize) -> EpError {
+        EpError::NotResident {
+            ranks,
+            blocks_per_rank: self.blocks_per_rank,
+            resident: self.resident,
+        }
+    }
+}
+
+impl Launches {
+    /// The launches of `ranks` ranks, with as many blocks as are resident unless `shape` says how many.
+    pub(super) fn new(
+        device: &Device,
+        format: TokenFormat,
+        ranks: usize,
+        shared_bytes: usize,
+        shape: Option<LaunchShape>,
+    ) -> Result<Self, EpError> {
+        let entries = ENTRIES.iter().find(|entries| entries.format == format);
+        let entries = entries.ok_or(DeviceError::NoSuchKernel {
+            name: format.name(),
+        })?;
+        let shape = shape.or(device.is_emulator().then_some(LaunchShape::EMULATED));
+        let threads = shape.map_or(MAX_THREADS, |shape| shape.threads);
+        let blocks = shape.map(|shape| shape.blocks_per_rank);
+        if threads == 0 || threads > MAX_THREADS || !threads.is_multiple_of(32) || blocks == Some(0)
+        {
+            return Err(EpError::LaunchShape {
+                blocks_per_rank: blocks.unwrap_or(1),
+                threads,
+                limit: MAX_THREADS,
+            });
+        }
+        let resident = |entry: usize| entries.resident[entry](device, threads, shared_bytes);
+        let line = |blocks: u32| LaunchConfig::line(blocks.into(), threads, shared_bytes);
+        let [send, receive, fused] = [resident(0)?, resident(1)?, resident(2)?];
+        let for_each_rank = u32::try_from(ranks).map_or(0, |ranks| fused / ranks);
+        let per_rank = blocks.unwrap_or(for_each_rank.max(1));
+        let fused = if per_rank <= for_each_rank {
+            Ok(LaunchConfig {
+                block_rows: ranks as u32,
+                cooperative: true,
+                ..line(per_rank)?
+            })
+        } else {
+            Err(FusedLimit {
+                blocks_per_rank: per_rank,
+                resident: fused,
+            })
+        };
+        Ok(Self {
+            entries,
+            send: line(blocks.unwrap_or(send.max(1)))?,
+            receive: line(blocks.unwrap_or(receive.max(1)))?,
+            fused,
+        })
+    }
+}

@@ -1,0 +1,210 @@
+//! One rank of a group.
+
+use super::batch::Batch;
+use super::error::EpError;
+use super::received::{Dispatched, Pending, Received};
+use super::state::GroupState;
+use crate::buffer::DeviceBuffer;
+use crate::error::DeviceError;
+use crate::stream::Stream;
+use kernels_gpu::ep::{Counters, Output, Rank};
+use std::ptr;
+use std::sync::Arc;
+
+/// A rank: its receive buffer and counters, and its number.
+///
+/// Its operations queue work and return: they neither allocate device memory nor wait, and so can be captured in
+/// a graph. What they check, they check before anything is queued.
+#[derive(Debug)]
+pub struct EpRank {
+    number: usize,
+    pub(super) state: Arc<GroupState>,
+    messages: DeviceBuffer<u8>,
+    counts: DeviceBuffer<u64>,
+    counters: DeviceBuffer<u32>,
+    /// With several nodes.
+    send_rows: Option<DeviceBuffer<u8>>,
+}
+
+/// A rank's counters, as they lie in device memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterState {
+    /// Slots reserved, by the receiver's local expert and its rank. 0 between rounds.
+    pub reserved: Vec<u32>,
+    /// Rows up to and including those of each pair, in the last round.
+    pub row_ends: Vec<u32>,
+    /// Sender blocks that are done. 0 between rounds.
+    pub sent: u32,
+    /// Blocks that may still read the layout. 0 between rounds.
+    pub ready: u32,
+}
+
+impl EpRank {
+    pub(super) fn allocate(state: &Arc<GroupState>, number: usize) -> Result<Self, DeviceError> {
+        let (device, config) = (&state.device, &state.config);
+        let message = config.message_layout().bytes as usize;
+        let capacity = config.max_tokens_per_rank();
+        let pairs = config.pairs();
+        let several_nodes = config.ranks_per_node() < config.ranks();
+        Ok(Self {
+            number,
+            state: Arc::clone(state),
+            messages: device.alloc(pairs * capacity * message)?,
+            counts: device.alloc_filled(pairs, 0xFF)?,
+            counters: device.alloc_filled(Counters::words(pairs as u32), 0)?,
+            send_rows: several_nodes
+                .then(|| device.alloc(capacity * message))
+                .transpose()?,
+        })
+    }
+
+    /// Where it receives: messages and counts.
+    pub(super) fn addresses(&self) -> [u64; 2] {
+        [self.messages.as_ptr() as u64, self.counts.as_ptr() as u64]
+    }
+
+    /// Its number.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Its arguments, without input and output.
+    pub(super) fn arguments(&mut self) -> Rank {
+        Rank {
+            rank: self.number as u32,
+            token_limit: 0,
+            token_count: ptr::null(),
+            tokens: ptr::null(),
+            topk_ids: ptr::null(),
+            input_scale: ptr::null(),
+            peers: self.state.peers(),
+            send_rows: self
+                .send_rows
+                .as_mut()
+                .map_or(ptr::null_mut(), |rows| rows.as_mut_ptr().cast()),
+            counters: self.counters.as_mut_ptr(),
+            failure: self.state.failure(self.number),
+            output: Output {
+                tokens: ptr::null_mut(),
+                scales: ptr::null_mut(),
+                row_offsets: ptr::null_mut(),
+                scales_offsets: ptr::null_mut(),
+                expert_ids: ptr::null_mut(),
+                src_info: ptr::null_mut(),
+                pairs: ptr::null_mut(),
+            },
+        }
+    }
+
+    /// Sends this rank's tokens. Waits for no other rank: it ends by itself.
+    ///
+    /// All ranks send in every round, those without tokens too: the others wait for their counts. A round may
+    /// begin on a rank when all ranks have received the previous one *in stream order*: on one stream that
+    /// follows from the order of the calls, between streams it takes [events](Stream::wait).
+    ///
+    /// # Errors
+    ///
+    /// Inputs that do not fit the group, another device's, a shared expert (only the fused operation has one), or a
+    /// round that begins too early.
+    pub fn dispatch_async(
+        &mut self,
+        stream: &Stream,
+        batch: &Batch<'_>,
+    ) -> Result<Pending, EpError> {
+        let state = Arc::clone(&self.state);
+        state.check_usable()?;
+        state.device.check_same("the stream", stream.device())?;
+        if state.config.fused_shared_expert() {
+            return Err(EpError::SharedExpertNeedsFused);
+        }
+        let batch = batch.bind(&state.device, &state.config, self.number)?;
+        let round = state.rounds.next(&state.config, self.number)?;
+        let rank = batch.apply(self.arguments());
+        let launches = &state.launches;
+        // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
+        // allocated for it. The rounds say that the receivers are done with the previous one.
+        unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank)? };
+        state.rounds.sent(self.number);
+        Ok(Pending {
+            group: state.id,
+            rank: self.number,
+            round,
+        })
+    }
+
+    /// Receives what all ranks sent this one in the round of `pending`.
+    ///
+    /// Ranks that share a device must all have sent, in stream order, before the first one receives: one that
+    /// waits may occupy the whole device, and those it waits for would never start.
+    ///
+    /// When the stream has got there, `received` holds it; unless another rank did not send within the deadline,
+    /// which [`EpGroup::check`](super::EpGroup::check) tells.
+    ///
+    /// # Errors
+    ///
+    /// A handle of another rank or group, an output for another shape or on another device.
+    pub fn dispatch_wait<'r>(
+        &mut self,
+        stream: &Stream,
+        pending: Pending,
+        received: &'r mut Received,
+    ) -> Result<Dispatched<'r>, EpError> {
+        let state = Arc::clone(&self.state);
+        state.check_usable()?;
+        state.device.check_same("the stream", stream.device())?;
+        if pending.group != state.id || pending.rank != self.number {
+            return Err(EpError::ForeignHandle {
+                rank: self.number,
+                sender: pending.rank,
+                same_group: pending.group == state.id,
+            });
+        }
+        let rank = Rank {
+            output: received.bind(&state.device, &state.config, self.number)?,
+            ..self.arguments()
+        };
+        let launches = &state.launches;
+        // SAFETY: as in `dispatch_async`; the output was checked.
+        unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank)? };
+        state.rounds.received(self.number);
+        Ok(Dispatched {
+            received,
+            rank: self.number,
+            round: pending.round,
+        })
+    }
+
+    /// The receive buffer, `[local experts, sources, C, message]`. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::download`].
+    pub fn receive_buffer(&self) -> Result<Vec<u8>, DeviceError> {
+        self.messages.download()
+    }
+
+    /// The receive counts, `[local experts, sources]`; all ones between rounds. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::download`].
+    pub fn receive_counts(&self) -> Result<Vec<u64>, DeviceError> {
+        self.counts.download()
+    }
+
+    /// The counters. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::download`].
+    pub fn counters(&self) -> Result<CounterState, DeviceError> {
+        let words = self.counters.download()?;
+        let pairs = self.state.config.pairs();
+        Ok(CounterState {
+            reserved: words[..pairs].to_vec(),
+            row_ends: words[pairs..2 * pairs].to_vec(),
+            sent: words[Counters::sent_word(pairs as u32)],
+            ready: words[Counters::ready_word(pairs as u32)],
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! What the ranks of a group share.
+
+use super::config::EpConfig;
+use super::error::{Awaited, EpError};
+use super::launch::Launches;
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use kernels_gpu::ep::wait::{self, Failure};
+use kernels_gpu::ep::{Peer, Rank, Shape};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Shared by a group and its ranks.
+pub(super) struct GroupState {
+    /// No two groups of the process have the same.
+    pub(super) id: u64,
+    pub(super) device: Device,
+    pub(super) config: Arc<EpConfig>,
+    pub(super) shape: Shape,
+    pub(super) launches: Launches,
+    pub(super) rounds: Rounds,
+    /// `[ranks, 2]`: a [`Peer`] for each.
+    addresses: DeviceBuffer<u64>,
+    /// `[ranks, Failure::WORDS]`.
+    failures: DeviceBuffer<u32>,
+    /// Why the group cannot be used any more.
+    unusable: Mutex<Option<String>>,
+}
+
+impl GroupState {
+    /// The state of a group whose `addresses` are known once its ranks are there.
+    pub(super) fn new(
+        device: &Device,
+        config: EpConfig,
+        launches: Launches,
+    ) -> Result<Self, EpError> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let ranks = config.ranks();
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            device: device.clone(),
+            shape: config.shape(),
+            launches,
+            rounds: Rounds::new(ranks),
+            addresses: device.alloc(2 * ranks)?,
+            failures: device.alloc_filled(Failure::WORDS * ranks, 0)?,
+            unusable: Mutex::new(None),
+            config: Arc::new(config),
+        })
+    }
+
+    /// The table of all ranks' receive buffers.
+    pub(super) fn peers(&self) -> *const Peer {
+        self.addresses.as_ptr().cast()
+    }
+
+    /// A buffer that is the table, to fill it.
+    pub(super) fn upload_addresses(&self, addresses: &[u64]) -> Result<(), EpError> {
+        let pointer = self.addresses.as_ptr().cast_mut();
+        // SAFETY: the table's own memory, which lives as long as `self`; no kernel uses it yet.
+        let mut table = unsafe { DeviceBuffer::from_raw(&self.device, pointer, addresses.len())? };
+        Ok(table.upload_from(addresses)?)
+    }
+
+    /// Where rank `rank` writes down why it gave up.
+    pub(super) fn failure(&self, rank: usize) -> *mut u32 {
+        let first = self.failures.as_ptr().cast_mut();
+        first.wrapping_add(rank * Failure::WORDS)
+    }
+
+    /// Refuses a group that failed.
+    pub(super) fn check_usable(&self) -> Result<(), EpError> {
+        let reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*reason {
+            None => Ok(()),
+            Some(reason) => Err(EpError::Unusable {
+                reason: reason.clone(),
+            }),
+        }
+    }
+
+    /// Waits for the device, and looks whether a rank gave up.
+    pub(super) fn check(&self) -> Result<(), EpError> {
+        self.check_usable()?;
+        let records = self.failures.download()?;
+        let failed = records
+            .chunks_exact(Failure::WORDS)
+            .enumerate()
+            .find(|(_, record)| record[0] != 0);
+        let Some((waiting, record)) = failed else {
+            return Ok(());
+        };
+        let awaited = if record[0] == wait::Awaited::Count as u32 {
+            Awaited::Count {
+                rank: record[1] as usize,
+                expert: record[2] as usize,
+                word: record[3] as usize,
+            }
+        } else {
+            Awaited::Offsets
+        };
+        let error = EpError::Deadline { waiting, awaited };
+        let mut reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
+        *reason = Some(error.to_string());
+        Err(error)
+    }
+}
+
+impl fmt::Debug for GroupState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("GroupState")
+            .field("id", &self.id)
+            .field("device", &self.device)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How many rounds each rank has sent and received, as far as they are queued.
+///
+/// A rank that sends writes over what the previous round left in the buffers of others, so it must not do so
+/// before they have received that.
+pub(super) struct Rounds {
+    /// `(sent, received)` by rank.
+    ranks: Vec<(AtomicU64, AtomicU64)>,
+}
+
+impl Rounds {
+    fn new(ranks: usize) -> Self {
+        Self {
+            ranks: (0..ranks).map(|_| Default::default()).collect(),
+        }
+    }
+
+    /// The round that `rank` would send now, if those it sends to have received the one before.
+    pub(super) fn next(&self, config: &EpConfig, rank: usize) -> Result<u64, EpError> {
+        let round = self.ranks[rank].0.load(Ordering::Relaxed);
+        let behind = |other: &usize| self.ranks[*other].1.load(Ordering::Relaxed) < round;
+        let receivers = if config.skip_a2a() {
+            rank..rank + 1
+        } else {
+            0..self.ranks.len()
+        };
+        match receivers.into_iter().find(behind) {
+            None => Ok(round),
+            Some(other) => Err(EpError::RoundOrder {
+                rank,
+                round,
+                other,
+                behind: self.ranks[other].1.load(Ordering::Relaxed),
+            }),
+        }
+    }
+
+    pub(super) fn sent(&self, rank: usize) {
+        self.ranks[rank].0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn received(&self, rank: usize) {
+        self.ranks[rank].1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of the arguments of `ranks` ranks.
+pub(super) const fn argument_bytes(ranks: usize) -> usize {
+    ranks * size_of::<Rank>()
+}

@@ -1,0 +1,66 @@
+//! The monitor: tells the receivers how many messages there are for them.
+//!
+//! It is the sender block that finishes last. When it knows that it is, every message of this rank has
+//! arrived, and the number of slots reserved for an expert is the number of messages for it. A receiver lays
+//! out its rows once it has *all* counts, so nothing would be gained by telling it of some earlier; and
+//! a monitor that is not a block of its own has nobody to wait for, needs no counter for each message,
+//! and need not read the table of ids once for each expert.
+//!
+//! # Order
+//!
+//! | from | to | by |
+//! | --- | --- | --- |
+//! | messages, by many threads of a block | its thread 0 | completion of the copies; barrier |
+//! | thread 0 of each sender block | thread 0 of the last | `sent`: add, acquire and release, device |
+//! | thread 0 of the last | its other threads | barrier |
+//! | each of those | the receiver's thread that sees the count | count: store release, load acquire, system |
+//!
+//! Every count is released by itself: a receiver that sees one may rely on it whatever it saw of the others.
+
+use super::arguments::{Counters, Rank, Shape};
+use cuda_std::atomic::scoped::{AcqRel, Atomic, Relaxed, Release, System};
+use cuda_std::thread;
+use cuda_std::view::GlobalView;
+
+/// Reports that this block has sent everything. The block that is last to do so publishes all counts, those
+/// that are 0 too, and makes the counters ready for the next round. All threads of a block call it together,
+/// behind a barrier that follows what it sent.
+///
+/// # Safety
+///
+/// `shape` and `rank` are what an entry demands.
+#[inline(always)]
+pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Counters) {
+    let is_last = thread::thread_idx_x() == 0
+        && counters.sent().fetch_add(1, AcqRel) + 1 == thread::grid_dim_x();
+    if thread::sync_threads_or(is_last as u32) == 0 {
+        return;
+    }
+    if thread::thread_idx_x() == 0 {
+        counters.sent().store(0, Relaxed);
+    }
+    // SAFETY: the caller's obligation.
+    let peers = unsafe { GlobalView::new(rank.peers, shape.ranks as usize) };
+    let skip = shape.has(Shape::SKIP_A2A);
+    let counts = if skip {
+        shape.local_experts
+    } else {
+        shape.experts
+    };
+    let mut pair = thread::thread_idx_x();
+    while pair < counts {
+        let (expert, to) = if skip {
+            (pair, rank.rank)
+        } else {
+            (pair / shape.ranks, pair % shape.ranks)
+        };
+        let messages = counters.reserved(pair).load(Relaxed);
+        counters.reserved(pair).store(0, Relaxed);
+        let word = expert * shape.sources() + shape.source(rank.rank);
+        let receiver = peers.load(to as usize).counts;
+        // SAFETY: the caller's obligation: `[nl, sources]` words.
+        let count = unsafe { Atomic::<u64, System>::from_ptr(receiver.add(word as usize)) };
+        count.store(messages as u64, Release);
+        pair += thread::block_dim_x();
+    }
+}

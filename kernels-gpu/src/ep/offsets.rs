@@ -1,0 +1,238 @@
+//! The offset role: one block of a rank waits for all counts, and lays out the rows.
+//!
+//! With `c[e, r]` the messages from rank `r` for local expert `e`, expert-major, `P` their inclusive running
+//! sum, `s` = 1 with a shared expert of `S` rows (else both 0):
+//!
+//! ```text
+//! row_offsets = 0, S (if s), then for each expert the end of the rows of the experts before it and its own
+//! row_ends[e, r] = P[e, r]
+//! pairs[e, r]    = (1024 + row_offsets[e + s] + P[e, r] - P[e - 1, R - 1],  c[e, r])
+//! ```
+//!
+//! Where the format wants it, the rows of each group, the shared expert's too, are rounded up.
+
+use super::arguments::{Counters, NOT_ARRIVED, PAIR_BIAS, Peer, Rank, Shape};
+use super::format::{ScaleLayout, TokenFormat};
+use super::shared_memory::SharedMemory;
+use super::wait::{Awaited, Failure, Waiter};
+use crate::WARP;
+use crate::prefix_sum::block_exclusive_sum;
+use crate::scale_tile::TILE_ROWS;
+use core::simd::u32x2;
+use cuda_std::atomic::scoped::{Atomic, Relaxed, Release, System};
+use cuda_std::thread;
+use cuda_std::view::{GlobalView, GlobalViewMut};
+
+/// The block that computes the offsets.
+#[derive(Clone, Copy)]
+pub(super) struct Offsets<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) rank: &'a Rank,
+    pub(super) counters: Counters,
+    pub(super) shared: SharedMemory,
+}
+
+impl Offsets<'_> {
+    /// Lays out what the rank gets, and lets the copy blocks begin. False if a count did not arrive in time:
+    /// then nobody begins. All threads of the block call it together and get the same answer.
+    ///
+    /// # Safety
+    ///
+    /// `shape` and `rank` are what an entry demands.
+    #[inline(always)]
+    pub(super) unsafe fn publish<F: TokenFormat>(self) -> bool {
+        if !self.collect_counts() {
+            return false;
+        }
+        self.lay_out_groups::<F>();
+        self.lay_out_pairs();
+        // Everything above is released by the one store: thread 0 is behind the barrier.
+        thread::sync_threads();
+        if thread::thread_idx_x() == 0 {
+            self.counters.ready().store(thread::grid_dim_x(), Release);
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn warps(self) -> u32 {
+        thread::block_dim_x() / WARP
+    }
+
+    /// This rank's own receive buffer.
+    #[inline(always)]
+    fn own(self) -> Peer {
+        // SAFETY: by the contract of `publish`.
+        unsafe { GlobalView::new(self.rank.peers, self.shape.ranks as usize) }
+            .load(self.rank.rank as usize)
+    }
+
+    /// Waits for all counts, writes `row_ends`, and makes the counts ready for the next round: each thread
+    /// looks after every `block_dim`-th of them.
+    #[inline(always)]
+    fn collect_counts(self) -> bool {
+        let pairs = self.shape.pairs();
+        let row_ends = self.counters.row_ends();
+        let failure = Failure::of(self.rank);
+        let mut in_time = !failure.is_recorded();
+        let mut rows_before = 0;
+        let mut first = 0;
+        while first < pairs {
+            let pair = first + thread::thread_idx_x();
+            let mut rows = 0;
+            if pair < pairs && in_time {
+                match self.wait_for_count(pair, failure) {
+                    Some(count) => rows = count,
+                    None => in_time = false,
+                }
+            }
+            if thread::sync_threads_and(in_time as u32) == 0 {
+                return false;
+            }
+            let (before, total) = block_exclusive_sum(self.shared.scratch(), self.warps(), rows);
+            if pair < pairs {
+                row_ends.store(pair as usize, rows_before + before + rows);
+            }
+            rows_before += total;
+            first += thread::block_dim_x();
+        }
+        thread::sync_threads();
+        true
+    }
+
+    /// The messages of a pair.
+    #[inline(always)]
+    fn wait_for_count(self, pair: u32, failure: Failure) -> Option<u32> {
+        let sources = self.shape.sources();
+        let word = pair as usize;
+        // SAFETY: by the contract of `publish`: the counts are one for each pair.
+        let count = unsafe { Atomic::<u64, System>::from_ptr(self.own().counts.add(word)) };
+        let waiter = Waiter {
+            failure,
+            what: Awaited::Count,
+            rank: if self.shape.has(Shape::SKIP_A2A) {
+                self.rank.rank
+            } else {
+                pair % sources
+            },
+            expert: self.rank.rank * self.shape.local_experts + pair / sources,
+            word: pair,
+        };
+        let messages = waiter.wait(count, NOT_ARRIVED, self.shape)?;
+        // Its only writer writes it again in a later round, which begins when this rank has taken part in
+        // what lies between.
+        count.store(NOT_ARRIVED, Relaxed);
+        Some(messages as u32)
+    }
+
+    /// `row_offsets`, `expert_ids`, and for scales in tiles `scales_offsets`.
+    #[inline(always)]
+    fn lay_out_groups<F: TokenFormat>(self) {
+        let (shape, output) = (self.shape, &self.rank.output);
+        let (groups, routed) = (shape.groups() as usize, shape.first_routed_group());
+        // SAFETY: by the contract of `publish`.
+        let (row_offsets, expert_ids) = unsafe {
+            (
+                GlobalViewMut::new(output.row_offsets, groups + 1),
+                GlobalViewMut::new(output.expert_ids, groups),
+            )
+        };
+        // SAFETY: by the contract of `publish`.
+        let tokens = unsafe { self.rank.load_token_count() };
+        let (_, shared_rows) = shape.shared_rows(self.rank.rank, tokens);
+        let mut rows_before = shared_rows.next_multiple_of(F::SCALES.row_multiple());
+        let mut tiles_before = shared_rows.div_ceil(TILE_ROWS);
+        if thread::thread_idx_x() == 0 {
+            row_offsets.store(0, 0);
+            if routed == 1 {
+                self.lay_out_group::<F>(0, 0, 0);
+                expert_ids.store(0, 0);
+            }
+        }
+        let mut first = 0;
+        while first < shape.local_experts {
+            let expert = first + thread::thread_idx_x();
+            let exists = expert < shape.local_experts;
+            let rows = if exists { self.rows_of(expert) } else { 0 };
+            let rounded = rows.next_multiple_of(F::SCALES.row_multiple());
+            let scratch = self.shared.scratch();
+            let (before, total) = block_exclusive_sum(scratch, self.warps(), rounded);
+            let (tiles, tile_total) = match F::SCALES {
+                ScaleLayout::Tiles => {
+                    block_exclusive_sum(scratch, self.warps(), rows.div_ceil(TILE_ROWS))
+                }
+                _ => (0, 0),
+            };
+            if exists {
+                let group = expert + routed;
+                self.lay_out_group::<F>(group, rows_before + before, tiles_before + tiles);
+                expert_ids.store(group as usize, group as i32);
+            }
+            rows_before += total;
+            tiles_before += tile_total;
+            first += thread::block_dim_x();
+        }
+        if thread::thread_idx_x() == 0 {
+            row_offsets.store(groups, rows_before);
+        }
+        thread::sync_threads();
+    }
+
+    #[inline(always)]
+    fn lay_out_group<F: TokenFormat>(self, group: u32, first_row: u32, first_tile: u32) {
+        let (output, groups) = (&self.rank.output, self.shape.groups() as usize);
+        // SAFETY: by the contract of `publish`.
+        let row_offsets = unsafe { GlobalViewMut::new(output.row_offsets, groups + 1) };
+        row_offsets.store(group as usize, first_row);
+        if F::SCALES == ScaleLayout::Tiles {
+            // SAFETY: as above.
+            let offsets = unsafe { GlobalViewMut::new(output.scales_offsets, groups) };
+            offsets.store(
+                group as usize,
+                first_tile.wrapping_sub(first_row / TILE_ROWS),
+            );
+        }
+    }
+
+    /// Rows before those of local expert `expert`, of other experts.
+    #[inline(always)]
+    fn rows_before(self, expert: u32) -> u32 {
+        match expert * self.shape.sources() {
+            0 => 0,
+            pair => self.counters.row_ends().load(pair as usize - 1),
+        }
+    }
+
+    #[inline(always)]
+    fn rows_of(self, expert: u32) -> u32 {
+        self.rows_before(expert + 1) - self.rows_before(expert)
+    }
+
+    /// `pairs`.
+    #[inline(always)]
+    fn lay_out_pairs(self) {
+        let (shape, output) = (self.shape, &self.rank.output);
+        let row_ends = self.counters.row_ends();
+        // SAFETY: by the contract of `publish`.
+        let (row_offsets, pairs) = unsafe {
+            (
+                GlobalViewMut::new(output.row_offsets, shape.groups() as usize + 1),
+                GlobalViewMut::new(output.pairs, shape.pairs() as usize),
+            )
+        };
+        let mut pair = thread::thread_idx_x();
+        while pair < shape.pairs() {
+            let expert = pair / shape.sources();
+            let end = row_ends.load(pair as usize);
+            let start = if pair == 0 {
+                0
+            } else {
+                row_ends.load(pair as usize - 1)
+            };
+            let first = row_offsets.load((expert + shape.first_routed_group()) as usize);
+            let last = PAIR_BIAS + first + (end - self.rows_before(expert));
+            pairs.store(pair as usize, u32x2::from_array([last, end - start]));
+            pair += thread::block_dim_x();
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The sender: a block takes a token, makes its message in shared memory, and sends it to each of the token's
+//! experts.
+//!
+//! ```text
+//!  token t ──stage──► message in shared memory ──┬─ bulk copy ─► slot of expert ids[t][0]
+//!            ▲                                   ├─ bulk copy ─► slot of expert ids[t][1]
+//!            │ while the previous message leaves └─ ...
+//! ```
+//!
+//! Blocks stride over the tokens. Lane `k` of the last warp, the *courier*, looks after position `k` of the
+//! token's experts: it reserves a slot in the receive buffer of the expert's rank before it loads its part of the
+//! token, and issues the bulk copy once the message is there. It is the last warp as that has least to quantize.
+//! Nothing here waits for another block, let alone another rank.
+//!
+//! An id outside `0..E` is nobody: nothing is sent and nothing counted. Of equal ids in one token the first
+//! counts, and the others are nobody.
+
+use super::arguments::{Counters, Destination, Rank, Shape};
+use super::format::{Encoding, StagedMessage, TokenFormat};
+use super::message::MessageLayout;
+use super::network;
+use super::shared_expert;
+use super::shared_memory::{STAGES, SharedMemory};
+use crate::WARP;
+use crate::formats::{CHUNK, Rules, TensorScale};
+use core::simd::u32x4;
+use cuda_std::atomic::scoped::Relaxed;
+use cuda_std::view::{GlobalView, GlobalViewMut};
+use cuda_std::warp::{self, WarpReductionOp};
+use cuda_std::{cfg, fence, thread, tma};
+
+/// All lanes of a warp.
+const FULL_MASK: u32 = u32::MAX;
+
+/// An id that is no expert's.
+const NOBODY: i32 = -1;
+
+/// Set in an address of [`SharedMemory::destinations`] that lies on another node: messages are aligned.
+const REMOTE: u64 = 1;
+
+/// What a sender block knows of its rank.
+#[derive(Clone, Copy)]
+pub(super) struct Sender<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) rank: &'a Rank,
+    pub(super) layout: MessageLayout,
+    pub(super) counters: Counters,
+    pub(super) shared: SharedMemory,
+}
+
+/// A slot that a lane has reserved. It is kept while the token is quantized, so it is no more than it must be.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// The expert that it is for, or nobody.
+    id: i32,
+    number: u32,
+}
+
+impl Slot {
+    const NONE: Self = Self {
+        id: NOBODY,
+        number: 0,
+    };
+}
+
+impl Sender<'_> {
+    /// Sends this block's tokens. When it returns, everything the block sent has arrived.
+    ///
+    /// # Safety
+    ///
+    /// `shape` and `rank` are what an entry demands; to keep tokens for a shared expert, `rank.output`
+    /// is valid.
+    #[inline(always)]
+    pub(super) unsafe fn send_tokens<F: TokenFormat, const KEEP_OWN: bool>(self) {
+        self.zero_scale_padding();
+        // SAFETY: the caller's obligation.
+        let tokens = unsafe { self.rank.load_token_count() };
+        let encoding = self.encoding();
+        let mut stage = 0;
+        let mut token = thread::block_idx_x();
+        while token < tokens {
+            let message = self.shared.message(stage);
+            // The slots are asked for here and used after the token is quantized: they take a round trip.
+            let slot = self.reserve_slots(token, message);
+            F::stage(self.token(token), self.shape.hidden, encoding, message);
+            self.address_copies(stage, slot);
+            self.finish_message();
+            self.send_copies(token, stage, message);
+            if KEEP_OWN {
+                // SAFETY: the caller's obligation.
+                unsafe { shared_expert::keep_own::<F>(self, token, tokens, message) };
+            }
+            stage = (stage + 1) % STAGES;
+            token += thread::grid_dim_x();
+        }
+        if cfg::has_bulk_copy() && self.is_courier() {
+            // The writes are complete and visible to this thread: "the completion of cp.async.bulk is followed
+            // by an implicit generic-async proxy fence" (PTX ISA, asynchronous operations). The explicit one
+            // costs nothing here, once for a block, and does not depend on that sentence.
+            tma::wait_group::<0>();
+            fence::proxy_async_global();
+        }
+        thread::sync_threads();
+    }
+
+    /// Row `token` of the input.
+    #[inline(always)]
+    fn token(self, token: u32) -> GlobalView<u32x4> {
+        let chunks = (self.shape.hidden / CHUNK) as usize;
+        // SAFETY: by the contract of `send_tokens`; `token` is below the number of tokens.
+        unsafe { GlobalView::new(self.rank.tokens.add(token as usize * chunks), chunks) }
+    }
+
+    /// All ids up to and including those of `token`.
+    #[inline(always)]
+    fn ids_through<T: Copy>(self, token: u32) -> GlobalView<T> {
+        let bytes = (token as usize + 1) * self.shape.top_k as usize * size_of::<i32>();
+        // SAFETY: as in `token`; the table is aligned to 16 bytes.
+        unsafe { GlobalView::new(self.rank.topk_ids.cast(), bytes / size_of::<T>()) }
+    }
+
+    #[inline(always)]
+    fn encoding(self) -> Encoding {
+        let factor = if self.rank.input_scale.is_null() {
+            1.0
+        } else {
+            // SAFETY: by the contract of `send_tokens`.
+            unsafe { GlobalView::new(self.rank.input_scale, 1) }.load(0)
+        };
+        Encoding {
+            rules: Rules::from_bits(self.shape.rules),
+            tensor_scale: TensorScale::new(factor),
+        }
+    }
+
+    /// Receivers that read scales by words find zeros after the last one.
+    #[inline(always)]
+    fn zero_scale_padding(self) {
+        let padding = self.layout.scale_padding();
+        let len = padding.end - padding.start;
+        let index = thread::thread_idx_x();
+        let mut stage = 0;
+        while stage < STAGES {
+            if index < len {
+                let message = self.shared.message(stage);
+                message
+                    .part::<u8>(padding.start, len)
+                    .store(index as usize, 0);
+            }
+            stage += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn warps(self) -> u32 {
+        thread::block_dim_x() / WARP
+    }
+
+    /// Whether this is the warp that issues the bulk copies.
+    #[inline(always)]
+    fn is_courier(self) -> bool {
+        thread::thread_idx_x() / WARP == self.warps() - 1
+    }
+
+    /// Whether this thread is to say where the message goes for the position that is its lane's number. The lanes
+    /// of the courier do, but where slots are counted, each warp does so for those that it counted.
+    #[inline(always)]
+    fn is_addresser(self) -> bool {
+        let thread = thread::thread_idx_x();
+        if self.shape.has(Shape::DETERMINISTIC) {
+            thread % WARP % self.warps() == thread / WARP
+        } else {
+            self.is_courier()
+        }
+    }
+
+    /// Writes the ids and the origin of `token` into its message, and reserves its slots: for each position
+    /// among its experts in the lane that will [address](Self::address_copies) it.
+    #[inline(always)]
+    fn reserve_slots(self, token: u32, message: StagedMessage) -> Slot {
+        let deterministic = self.shape.has(Shape::DETERMINISTIC);
+        if !self.is_courier() && !deterministic {
+            return Slot::NONE;
+        }
+        let lane = thread::thread_idx_x() % WARP;
+        let id = if lane < self.shape.top_k {
+            let index = token as usize * self.shape.top_k as usize + lane as usize;
+            self.ids_through::<i32>(token).load(index)
+        } else {
+            NOBODY
+        };
+        if self.is_courier() {
+            self.write_origin(token, id, message);
+        }
+        // SAFETY: all lanes of the warp are here.
+        let first = unsafe { warp::warp_match_any(FULL_MASK, id) }.trailing_zeros() == lane;
+        let id = if first { id } else { NOBODY };
+        let to = self.shape.destination(id, self.rank.rank);
+        let number = if deterministic {
+            self.count_earlier(token, id, to)
+        } else {
+            to.map_or(0, |to| self.reserve(to))
+        };
+        Slot { id, number }
+    }
+
+    /// Leaves the addresses of the slots for [`send_copies`](Self::send_copies).
+    #[inline(always)]
+    fn address_copies(self, stage: u32, slot: Slot) {
+        if self.is_addresser() {
+            let to = self.shape.destination(slot.id, self.rank.rank);
+            let address = to.map_or(0, |to| self.address(to, slot.number));
+            let position = (thread::thread_idx_x() % WARP) as usize;
+            self.shared.destinations(stage).store(position, address);
+        }
+    }
+
+    /// The next slot of a destination.
+    #[inline(always)]
+    fn reserve(self, to: Destination) -> u32 {
+        let pair = self.shape.sender_pair(to);
+        self.counters.reserved(pair).fetch_add(1, Relaxed)
+    }
+
+    /// The slot that follows those of earlier tokens for the same expert: as many as there are such tokens.
+    /// For the lanes that this warp takes care of; also reserves a slot there, for the count.
+    #[inline(always)]
+    fn count_earlier(self, token: u32, id: i32, to: Option<Destination>) -> u32 {
+        let lane = thread::thread_idx_x() % WARP;
+        let mut slot = 0;
+        let mut position = thread::thread_idx_x() / WARP;
+        while position < self.shape.top_k {
+            // SAFETY: all lanes of the warp are here.
+            let (wanted, _) = unsafe { warp::warp_shuffle_idx(FULL_MASK, id, position, WARP) };
+            let earlier = self.tokens_before(token, wanted);
+            if lane == position
+                && let Some(to) = to
+            {
+                self.reserve(to);
+                slot = earlier;
+            }
+            position += self.warps();
+        }
+        slot
+    }
+
+    /// Tokens before `token` that name expert `id`. Called by whole warps.
+    #[inline(always)]
+    fn tokens_before(self, token: u32, id: i32) -> u32 {
+        let top_k = self.shape.top_k as usize;
+        let end = token as usize * top_k;
+        let ids = self.ids_through::<i32>(token);
+        let quads = self.ids_through::<u32x4>(token);
+        // A token that names the expert again counts once. Such ids are rare, so the test may be slow.
+        let counts = |index: usize, found: u32| {
+            if found != id as u32 || index >= end {
+                return 0;
+            }
+            let mut other = index - index % top_k;
+            while other < index && ids.load(other) != id {
+                other += 1;
+            }
+            (other == index) as u32
+        };
+        let mut count = 0;
+        let mut quad = (thread::thread_idx_x() % WARP) as usize;
+        while quad < end.div_ceil(4) {
+            // The table goes on behind `end`, with the ids of `token`, but maybe not by a whole vector.
+            if quad < quads.len() {
+                let four = quads.load(quad);
+                count += counts(quad * 4, four[0])
+                    + counts(quad * 4 + 1, four[1])
+                    + counts(quad * 4 + 2, four[2])
+                    + counts(quad * 4 + 3, four[3]);
+            } else {
+                let mut index = quad * 4;
+                while index < end {
+                    count += counts(index, ids.load(index) as u32);
+                    index += 1;
+                }
+            }
+            quad += WARP as usize;
+        }
+        // SAFETY: all lanes of the warp are here.
+        unsafe { warp::warp_reduce(FULL_MASK, count, WarpReductionOp::Add) }
+    }
+
+    /// Where slot `slot` of a destination lies.
+    #[inline(always)]
+    fn address(self, to: Destination, slot: u32) -> u64 {
+        let shape = self.shape;
+        // SAFETY: by the contract of `send_tokens`.
+        let peer = unsafe { GlobalView::new(self.rank.peers, shape.ranks as usize) }
+            .load(to.rank as usize);
+        let cell = to.expert * shape.sources() + shape.source(self.rank.rank);
+        let message = cell as usize * shape.capacity as usize + slot as usize;
+        let address = peer.messages.wrapping_add(message * self.layout.words()) as u64;
+        if to.rank / shape.ranks_per_node == self.rank.rank / shape.ranks_per_node {
+            address
+        } else {
+            address | REMOTE
+        }
+    }
+
+    /// Writes source and ids into a message. Called by the courier.
+    #[inline(always)]
+    fn write_origin(self, token: u32, id: i32, message: StagedMessage) {
+        let lane = thread::thread_idx_x() % WARP;
+        let exists = (id as u32) < self.shape.experts;
+        // Nobody's id must be none of the token's others. With 65536 experts every number is an expert's.
+        let mut nobody = u16::MAX as u32;
+        // SAFETY: all lanes of the warp are here.
+        while unsafe { warp::warp_vote_any(FULL_MASK, exists && id as u32 == nobody) } {
+            nobody -= 1;
+        }
+        if lane < self.layout.padded_ids() {
+            let code = match () {
+                _ if lane >= self.shape.top_k => 0,
+                _ if exists => id as u16,
+                _ => nobody as u16,
+            };
+            message
+                .part::<u16>(self.layout.topk_offset, 2 * self.layout.padded_ids())
+                .store(lane as usize, code);
+        }
+        if lane == 0 {
+            message
+                .part(self.layout.source_offset, 16)
+                .store(0, u32x4::from_array([token, 0, 0, 0]));
+        }
+    }
+
+    /// Lets the whole block, and the copy engine, see the message, once the message before it has left: what
+    /// is staged next takes its place.
+    #[inline(always)]
+    fn finish_message(self) {
+        if cfg::has_bulk_copy() {
+            fence::proxy_async_shared();
+            if self.is_courier() {
+                tma::wait_group_read::<0>();
+            }
+        }
+        thread::sync_threads();
+    }
+
+    /// Sends a finished message to where [`address_copies`](Self::address_copies) said.
+    #[inline(always)]
+    fn send_copies(self, token: u32, stage: u32, message: StagedMessage) {
+        let destinations = self.shared.destinations(stage);
+        let is_local = |address| address != 0 && address & REMOTE == 0;
+        if cfg::has_bulk_copy() {
+            if self.is_courier() {
+                let lane = thread::thread_idx_x() % WARP;
+                let address = destinations.load(lane as usize);
+                if is_local(address) {
+                    // SAFETY: `address` made it: a slot that is this token's alone, of a rank that writes and
+                    // reads by this layout. The message is finished and fenced, and stays until
+                    // `finish_message` has waited for this copy to have read it.
+                    unsafe {
+                        tma::bulk_store(address as *mut u8, message.as_ptr(), self.layout.bytes);
+                    }
+                }
+                tma::commit_group();
+            }
+        } else {
+            let mut position = thread::thread_idx_x() / WARP;
+            while position < self.shape.top_k {
+                let address = destinations.load(position as usize);
+                if is_local(address) {
+                    self.store_message(message, address);
+                }
+                position += self.warps();
+            }
+        }
+        if self.shape.ranks_per_node < self.shape.ranks {
+            // SAFETY: as above; the rank has send rows, as it is one of several nodes.
+            unsafe { network::put_copies(self, token, destinations, message, REMOTE) };
+        }
+    }
+
+    /// Stores a message with the lanes of a warp.
+    #[inline(always)]
+    fn store_message(self, message: StagedMessage, address: u64) {
+        // SAFETY: as in `send_copies`.
+        let slot = unsafe { GlobalViewMut::new(address as *mut u32x4, self.layout.words()) };
+        let words = message.words();
+        let mut word = (thread::thread_idx_x() % WARP) as usize;
+        while word < self.layout.words() {
+            slot.store(word, words.load(word));
+            word += WARP as usize;
+        }
+    }
+}
