@@ -30,6 +30,7 @@ mod harness;
 mod hostile;
 mod large;
 mod launch;
+mod paths;
 mod policies;
 mod properties;
 mod ptx;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         vectors::register,
         values::register,
         policies::register,
+        paths::register,
         quantize::register,
         routing::register,
         hostile::register,

@@ -171,6 +171,24 @@ pub fn hazards(format: Format, rows: usize, columns: usize, random: &mut Rng) ->
     values
 }
 
+/// Activations in which about every fourth row has one block that is one of the [`HAZARDS`], so that
+/// rows with nothing special in them lie beside others.
+pub fn sprinkled(format: Format, rows: usize, columns: usize, random: &mut Rng) -> Vec<f32> {
+    let mut values = activations(rows * columns, random);
+    if columns > 0 {
+        for row in values.chunks_mut(columns) {
+            if random.u8(..4) == 0 {
+                let blocks = columns.div_ceil(format.block_size());
+                let first = random.usize(..blocks) * format.block_size();
+                let end = columns.min(first + format.block_size());
+                let (_, fill) = HAZARDS[random.usize(..HAZARDS.len())];
+                fill(format, &mut row[first..end], random);
+            }
+        }
+    }
+    values
+}
+
 /// Overwrites a block, or what there is of it at the end of a row.
 pub type Hazard = fn(Format, &mut [f32], &mut Rng);
 
