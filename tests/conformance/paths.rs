@@ -292,11 +292,13 @@ impl Kind {
 /// for the second.
 fn pairs_of_rows(context: &Context, format: Format) -> Result<()> {
     let random = &mut Rng::with_seed(2);
+    let devices = context.devices();
     let mut turn = 0;
     for options in policies::options(format) {
         for (stride, launch) in launches_by_stride() {
-            // In the emulator input types take turns.
+            // In the emulator input types and devices take turns.
             let input_types = context.pick(&InputType::ALL[..], &InputType::ALL[turn % 3..][..1]);
+            let device = &devices[turn / 3 % devices.len()];
             for &input_type in input_types {
                 let scaling = Scaling {
                     format,
@@ -319,7 +321,7 @@ fn pairs_of_rows(context: &Context, format: Format) -> Result<()> {
                     options,
                     ..Problem::new(format, WIDE, routing, input)
                 };
-                problem.check_all(&context.devices(), &[launch])?;
+                problem.check_all(std::slice::from_ref(device), &[launch])?;
             }
             turn += 1;
         }

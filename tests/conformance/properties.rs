@@ -10,7 +10,7 @@ use tokenyard::routing::{Routing, scales_offsets};
 use tokenyard::{RoutingTables, TopkRouter};
 use tokenyard_tests::backend::{Backend, SCHEDULES, TARGETS, emulator};
 use tokenyard_tests::shapes::{row_offsets, tensor_scales};
-use tokenyard_tests::values::{activations, hazards};
+use tokenyard_tests::values::{activations, hazards, sprinkled};
 use tokenyard_tests::{Context, Grouping, Launch, Problem, Rows, Suite};
 
 use crate::policies;
@@ -73,10 +73,18 @@ struct Quantization {
     rows_after: usize,
     /// Where rows come from: `None`, or an input of this many rows.
     gather: Option<usize>,
-    hazardous: bool,
+    special: Special,
     values: u64,
     launch: prop::sample::Index,
     schedule: Schedule,
+}
+
+/// How much of the input is special: see [`HAZARDS`](tokenyard_tests::values::HAZARDS).
+#[derive(Clone, Copy, Debug)]
+enum Special {
+    Nothing,
+    SomeBlocks,
+    AllBlocks,
 }
 
 /// Which emulated device; a GPU has its own mind.
@@ -134,7 +142,11 @@ fn quantizations() -> impl Strategy<Value = Quantization> {
         prop::option::of(1usize..60),
     );
     let how = (
-        any::<bool>(),
+        prop::sample::select(vec![
+            Special::Nothing,
+            Special::SomeBlocks,
+            Special::AllBlocks,
+        ]),
         any::<u64>(),
         any::<prop::sample::Index>(),
         schedules(),
@@ -142,7 +154,7 @@ fn quantizations() -> impl Strategy<Value = Quantization> {
     (what, shape, how).prop_map(|(what, shape, how)| {
         let (format, input_type, options, columns) = what;
         let (slots, rows_after, gather) = shape;
-        let (hazardous, values, launch, schedule) = how;
+        let (special, values, launch, schedule) = how;
         Quantization {
             format,
             input_type,
@@ -151,7 +163,7 @@ fn quantizations() -> impl Strategy<Value = Quantization> {
             slots,
             rows_after,
             gather,
-            hazardous,
+            special,
             values,
             launch,
             schedule,
@@ -187,9 +199,10 @@ impl Quantization {
             source_rows,
         };
         let input_rows = self.gather.unwrap_or(rows);
-        let values = match self.hazardous {
-            true => hazards(self.format, input_rows, self.columns, random),
-            false => activations(input_rows * self.columns, random),
+        let values = match self.special {
+            Special::Nothing => activations(input_rows * self.columns, random),
+            Special::SomeBlocks => sprinkled(self.format, input_rows, self.columns, random),
+            Special::AllBlocks => hazards(self.format, input_rows, self.columns, random),
         };
         let all_options: Vec<QuantizeOptions> = policies::options(self.format);
         let problem = Problem::new(

@@ -3,7 +3,9 @@
 use simt::FaultKind;
 
 use crate::harness::{Buffer, fault, machine, reports, run, target_machine};
-use crate::kernels::services::{CLOCKS, asserts, clocks, prints, shared_sizes, stops};
+use crate::kernels::services::{
+    CLOCKS, HIDDEN, asserts, clocks, hidden, prints, shared_sizes, stops,
+};
 
 #[test]
 fn lines_of_threads_are_not_mixed() {
@@ -56,6 +58,21 @@ fn clocks_advance_and_the_capability_is_the_target_s() {
             assert_eq!(words, [1, 1, capability]);
         }
     }
+}
+
+#[test]
+fn a_hidden_value_is_the_value() {
+    for value in [0, 1, 0x8000_0000, u32::MAX] {
+        assert_eq!(cuda_std::misc::hidden(value), value);
+    }
+    let machine = machine(0);
+    let words = Buffer::new(&machine, &[5u32, 7, u32::MAX, 2]);
+    assert_eq!(words.read().len(), HIDDEN as usize);
+    let sums = reports(&machine, 2, 32, 1, |out| hidden::Args {
+        words: words.ptr(),
+        out,
+    });
+    assert_eq!(sums, vec![[5 * 27 + 7 * 9 - 3 + 2]; 64]);
 }
 
 #[test]

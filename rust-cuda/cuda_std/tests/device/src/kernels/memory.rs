@@ -89,6 +89,55 @@ pub unsafe fn streams(input: *const u32, output: *mut u32, n: u32) {
     }
 }
 
+/// Words of a row of [`strided`].
+pub const ROW: usize = 6;
+
+/// Reverses the words of each row, through byte offsets and parts of views, a row a thread; the last two
+/// of a row go to the neighbour's, through shared memory. Leaves out the first `skipped` rows of the
+/// input.
+///
+/// # Safety
+///
+/// `input` holds `skipped + rows` rows of [`ROW`] words and `output` holds `rows`, both 8-byte aligned;
+/// blocks have an even number of threads, at most [`LEN`].
+#[kernel(max_threads = 64)]
+pub unsafe fn strided(input: *const u32, output: *mut u32, rows: u32, skipped: u32) {
+    const PITCH: usize = ROW * size_of::<u32>();
+    const PAIR: usize = size_of::<u32x2>();
+    let (rows, skipped) = (rows as usize, skipped as usize);
+    let row = thread::index_1d() as usize;
+    let t = thread::thread_idx_x() as usize;
+    // SAFETY: the kernel's contract; rows are compared with `rows` below, and shared elements are
+    // separated by a barrier. Rows are whole pairs, and so is what is skipped.
+    let (input, pairs_in, output, pairs_out, exchange, pairs) = unsafe {
+        let input = GlobalView::new(input, (skipped + rows) * ROW).skip(skipped * ROW);
+        let output = GlobalViewMut::new(output, rows * ROW);
+        let exchange = SharedView::new(shared_array![u32x2; LEN].cast::<u32>(), 2 * LEN);
+        (
+            input,
+            input.cast::<u32x2>(),
+            output,
+            output.cast::<u32x2>(),
+            exchange,
+            exchange.cast::<u32x2>(),
+        )
+    };
+    let start = row * PITCH;
+    if row < rows {
+        let first = pairs_in.load_at(start);
+        pairs_out.store_at(start + 2 * PAIR, u32x2::from([first[1], first[0]]));
+        output.store_at(start + PAIR, input.load_at(start + PAIR + 4));
+        output.store_at(start + PAIR + 4, input.skip(2).load_at(start));
+        pairs.store_at(t * PAIR, pairs_in.skip(2).load_at(start));
+    }
+    thread::sync_threads();
+    if row < rows {
+        let neighbour = if row ^ 1 < rows { t ^ 1 } else { t } * PAIR;
+        output.store_at(start, exchange.skip(1).load_at(neighbour));
+        output.store_at(start + 4, exchange.load_at(neighbour));
+    }
+}
+
 /// Words per thread of [`spaces`].
 pub const SPACES: usize = 15;
 

@@ -4,6 +4,7 @@ use cuda_std::cfg::ComputeCapability;
 use cuda_std::{assert_eq, assert_ne, kernel, misc, print, println, thread};
 
 use super::results::Results;
+use cuda_std::view::GlobalView;
 
 /// Prints a line from every thread.
 ///
@@ -58,6 +59,31 @@ pub unsafe fn clocks(out: *mut u32) {
     });
     misc::profiler_counter(0);
     misc::profiler_counter(7);
+}
+
+/// Words of [`hidden`]'s input.
+pub const HIDDEN: u32 = 4;
+
+/// Adds up words, each time three times as much as before, in a loop whose constant bound is hidden.
+///
+/// # Safety
+///
+/// `words` holds [`HIDDEN`] words, `out` has room for one word per thread.
+#[kernel]
+pub unsafe fn hidden(words: *const u32, out: *mut u32) {
+    // SAFETY: the kernel's contract.
+    let (words, mut results) = unsafe {
+        (
+            GlobalView::new(words, HIDDEN as usize),
+            Results::new(out, 1),
+        )
+    };
+    let (mut sum, mut next) = (0u32, 0);
+    while next < misc::hidden(HIDDEN) {
+        sum = sum.wrapping_mul(3).wrapping_add(words.load(next as usize));
+        next += 1;
+    }
+    results.push(sum);
 }
 
 /// Stops in the way asked for: 0 traps, 1 hits a breakpoint, 2 panics; anything else goes on.
