@@ -23,6 +23,7 @@ macro_rules! refused {
 
 mod allocation;
 mod dequantize;
+mod ep;
 mod errors;
 mod faults;
 mod harness;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         sample::register,
         reported::register,
         large::register,
+        ep::register,
         schedules::register,
         properties::register,
         errors::register,
