@@ -38,6 +38,7 @@ pub mod device_routing;
 pub mod ep;
 pub mod error;
 pub mod error_metrics;
+pub mod ops;
 pub mod options;
 pub mod quantizer;
 pub mod reference;

@@ -30,6 +30,7 @@ mod harness;
 mod hostile;
 mod large;
 mod launch;
+mod ops;
 mod policies;
 mod properties;
 mod ptx;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         reported::register,
         large::register,
         ep::register,
+        ops::register,
         schedules::register,
         properties::register,
         errors::register,

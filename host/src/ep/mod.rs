@@ -33,4 +33,5 @@ pub use kernels_gpu::ep::MessageLayout;
 pub use launch::LaunchShape;
 pub use plan::{MemoryPlan, PlannedBuffer};
 pub use rank::{CounterState, EpRank};
+pub(crate) use received::ReceivedParts;
 pub use received::{Dispatched, GroupDispatched, Pending, Received};

@@ -180,9 +180,36 @@ impl Attributes {
 
     /// An element type that was given.
     pub(super) fn dtype(&self, name: &'static str) -> DType {
+        let dtype = self.optional_dtype(name);
+        dtype.unwrap_or_else(|| unreachable!("{name} was not given"))
+    }
+
+    /// An element type, if it was given.
+    pub(super) fn optional_dtype(&self, name: &'static str) -> Option<DType> {
         match self.get(name) {
-            Some(AttributeValue::DType(dtype)) => *dtype,
-            other => unreachable!("{name} is {other:?}"),
+            Some(AttributeValue::DType(dtype)) => Some(*dtype),
+            _ => None,
+        }
+    }
+
+    /// A flag, off unless it was given.
+    pub(super) fn flag(&self, name: &'static str) -> bool {
+        matches!(self.get(name), Some(AttributeValue::Bool(true)))
+    }
+
+    /// A number that was given.
+    pub(super) fn int(&self, name: &'static str) -> usize {
+        let number = self.optional_int(name);
+        number.unwrap_or_else(|| unreachable!("{name} was not given"))
+    }
+
+    /// A number, if it was given; [`usize::MAX`] for one that is beyond.
+    pub(super) fn optional_int(&self, name: &'static str) -> Option<usize> {
+        match self.get(name) {
+            Some(AttributeValue::Int(number)) => {
+                Some(usize::try_from(*number).unwrap_or(usize::MAX))
+            }
+            _ => None,
         }
     }
 

@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use super::{AttributeKind, DType};
 use crate::device_routing::DeviceRoutingError;
+use crate::ep::{EpConfigError, EpError};
 use crate::error::DeviceError;
 use crate::quantizer::QuantizeError;
 
@@ -135,6 +136,85 @@ pub enum OpError {
         multiple: usize,
         /// What it is.
         found: usize,
+    },
+
+    /// An extent of a tensor is more than it may be.
+    #[error(
+        "{operation}: extent {dimension} ({symbol}) of operand `{operand}` is {found}; the most there can be is {limit}"
+    )]
+    TooMany {
+        /// The operation.
+        operation: &'static str,
+        /// The operand.
+        operand: &'static str,
+        /// The dimension, from 0.
+        dimension: usize,
+        /// What the extent means.
+        symbol: &'static str,
+        /// The most that it may be.
+        limit: usize,
+        /// What it is.
+        found: usize,
+    },
+
+    /// A table of addresses is not that of the group.
+    #[error(
+        "{operation}: operand `{operand}` says {found:#x?} for rank {rank}; the group's address is {expected:#x}"
+    )]
+    Address {
+        /// The operation.
+        operation: &'static str,
+        /// The operand.
+        operand: &'static str,
+        /// The rank.
+        rank: usize,
+        /// The group's address.
+        expected: u64,
+        /// The table's, if it is long enough.
+        found: Option<u64>,
+    },
+
+    /// The operation is one of a group of ranks, and the context has none.
+    #[error("{operation} needs a context with a group of ranks")]
+    NoSession {
+        /// The operation.
+        operation: &'static str,
+    },
+
+    /// The group has no such rank.
+    #[error("there is no rank {rank}; the group has {ranks}")]
+    NoSuchRank {
+        /// The rank asked for.
+        rank: usize,
+        /// How many there are.
+        ranks: usize,
+    },
+
+    /// A rank is to receive a round in which it has not sent.
+    #[error("{operation}: rank {rank} has sent nothing since it last received")]
+    NothingSent {
+        /// The operation.
+        operation: &'static str,
+        /// The rank.
+        rank: usize,
+    },
+
+    /// The attributes describe no group that there can be.
+    #[error("{operation}: {source}")]
+    EpConfig {
+        /// The operation.
+        operation: &'static str,
+        /// What is wrong.
+        source: EpConfigError,
+    },
+
+    /// The group refused the call.
+    #[error("{operation}: {source}")]
+    Ep {
+        /// The operation.
+        operation: &'static str,
+        /// What the group says.
+        source: EpError,
     },
 
     /// A tensor is in host memory and should be on the device, or the other way round.

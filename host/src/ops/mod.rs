@@ -50,11 +50,13 @@
 //! ```
 
 mod attributes;
+mod ep;
 mod error;
 mod grouped_quantize;
 mod tensor;
 
 pub use attributes::{Attribute, AttributeKind, AttributeValue, Attributes};
+pub use ep::{EpSession, PointerTables};
 pub use error::OpError;
 pub use tensor::{DType, Element, TensorType, TensorView};
 
@@ -87,13 +89,37 @@ pub struct Operand {
 /// Where operations run, and what they need beyond their tensors.
 #[derive(Debug)]
 pub struct OpContext<'a> {
-    pub(crate) stream: &'a Stream,
+    stream: &'a Stream,
+    /// A group and the rank that operations of one rank are for.
+    session: Option<(&'a mut EpSession, usize)>,
 }
 
 impl<'a> OpContext<'a> {
     /// A context for operations on one stream.
     pub fn new(stream: &'a Stream) -> Self {
-        Self { stream }
+        Self {
+            stream,
+            session: None,
+        }
+    }
+
+    /// A context for operations of a group: those of one rank are for rank `rank`.
+    ///
+    /// # Errors
+    /// [`OpError::NoSuchRank`]
+    pub fn with_ranks(
+        stream: &'a Stream,
+        session: &'a mut EpSession,
+        rank: usize,
+    ) -> Result<Self, OpError> {
+        let ranks = session.group().config().ranks();
+        if rank >= ranks {
+            return Err(OpError::NoSuchRank { rank, ranks });
+        }
+        Ok(Self {
+            stream,
+            session: Some((session, rank)),
+        })
     }
 }
 
@@ -106,6 +132,11 @@ trait Behaviour: Sync {
         attributes: &Attributes,
         inputs: &[TensorType],
     ) -> Result<Vec<TensorType>, OpError>;
+
+    /// How many times the operands are given, one set for each rank.
+    fn instances(&self, _: &OpContext<'_>) -> usize {
+        1
+    }
 
     /// Runs it. Attributes, dtypes, shapes, places and devices have been checked.
     fn execute(
@@ -125,11 +156,10 @@ pub struct Operation {
     behaviour: &'static dyn Behaviour,
 }
 
-static OPERATIONS: &[&Operation] = &[&grouped_quantize::OPERATION];
-
 /// All operations.
 pub fn operations() -> impl Iterator<Item = &'static Operation> {
-    OPERATIONS.iter().copied()
+    let quantize: &Operation = &grouped_quantize::OPERATION;
+    std::iter::once(quantize).chain(ep::OPERATIONS.iter().copied())
 }
 
 /// The operation of this name.
@@ -187,7 +217,8 @@ impl Operation {
         self.behaviour.infer(self, attributes, inputs)
     }
 
-    /// Runs the operation on tensors in call order. As far as the typed API neither allocates nor waits,
+    /// Runs the operation on tensors in call order; the fused `ep.dispatch` operations take them once for each
+    /// rank. As far as the typed API neither allocates nor waits,
     /// this does not either.
     ///
     /// # Errors
@@ -199,20 +230,34 @@ impl Operation {
         attributes: &Attributes,
         tensors: &mut [TensorView<'_>],
     ) -> Result<(), OpError> {
-        if self.operands.len() != tensors.len() {
+        let expected = self.operands.len() * self.behaviour.instances(context);
+        if expected != tensors.len() {
             return Err(OpError::OperandCount {
                 operation: self.name,
                 what: "tensors",
-                expected: self.operands.len(),
+                expected,
                 found: tensors.len(),
             });
         }
-        for (operand, tensor) in self.operands.iter().zip(&*tensors) {
+        for tensors in tensors.chunks(self.operands.len()) {
+            self.check(context, attributes, tensors)?;
+        }
+        self.behaviour.execute(self, context, attributes, tensors)
+    }
+
+    /// Checks one set of operands.
+    fn check(
+        &self,
+        context: &OpContext<'_>,
+        attributes: &Attributes,
+        tensors: &[TensorView<'_>],
+    ) -> Result<(), OpError> {
+        let pairs = || self.operands.iter().zip(tensors);
+        for (operand, tensor) in pairs() {
             tensor.check_place(self, operand, context.stream.device())?;
         }
         let of = |out: bool| {
-            let pairs = self.operands.iter().zip(&*tensors);
-            pairs.filter(move |(operand, _)| (operand.direction == Direction::Out) == out)
+            pairs().filter(move |(operand, _)| (operand.direction == Direction::Out) == out)
         };
         let inputs: Vec<_> = of(false).map(|(_, it)| it.tensor_type().clone()).collect();
         let expected = self.infer(attributes, &inputs)?;
@@ -220,7 +265,7 @@ impl Operation {
             self.check_rank(operand, tensor.tensor_type())?;
             self.check_type(operand, expected, tensor.tensor_type())?;
         }
-        self.behaviour.execute(self, context, attributes, tensors)
+        Ok(())
     }
 
     fn inputs(&self) -> impl Iterator<Item = &'static Operand> {

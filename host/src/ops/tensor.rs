@@ -173,6 +173,19 @@ impl<'a> TensorView<'a> {
         Self::on_device(buffer, shape.into(), true)
     }
 
+    /// A tensor of this type to be written, all of a buffer of bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::LengthMismatch`] unless the tensor has as many bytes.
+    pub fn output_bytes(
+        buffer: &'a mut DeviceBuffer<u8>,
+        tensor_type: TensorType,
+    ) -> Result<Self, DeviceError> {
+        let mut view = Self::on_device(buffer, vec![tensor_type.bytes()], true)?;
+        view.tensor_type = tensor_type;
+        Ok(view)
+    }
+
     /// A vector in host memory, of addresses for example.
     pub fn host(words: &'a [u64]) -> Self {
         Self {
@@ -255,12 +268,19 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// A buffer over the tensor's memory, for the typed API. It must not outlive the view, nor may an
-    /// input be written through it.
+    /// The words of a tensor in host memory; none of one on the device.
+    pub(super) fn host_words(&self) -> &[u64] {
+        match self.memory {
+            Memory::Host(words) => words,
+            Memory::Device { .. } => &[],
+        }
+    }
+
+    /// A buffer over the tensor's memory, for the typed API, as elements of `T`. It must not outlive the view,
+    /// nor may an input be written through it.
     ///
     /// # Panics
-    /// Panics when the tensor is in host memory, or `T` is not as large as its elements: by then both have
-    /// been checked.
+    /// Panics when the tensor is in host memory, or is no whole number of `T`: by then both have been checked.
     pub(super) fn buffer<T: Pod>(&self) -> Result<DeviceBuffer<T>, DeviceError> {
         let Memory::Device {
             device, address, ..
@@ -268,13 +288,10 @@ impl<'a> TensorView<'a> {
         else {
             unreachable!("{} is in host memory", self.tensor_type);
         };
-        assert_eq!(
-            size_of::<T>(),
-            self.tensor_type.dtype.bytes(),
-            "element size"
-        );
-        // SAFETY: the address and the number of elements are those of the buffer that the view borrows,
-        // and the caller drops the result before the view.
-        unsafe { DeviceBuffer::from_raw(device, address.cast(), self.tensor_type.elements()) }
+        let bytes = self.tensor_type.bytes();
+        assert!(bytes.is_multiple_of(size_of::<T>()), "{}", self.tensor_type);
+        // SAFETY: the address and the number of bytes are those of the buffer that the view borrows, and the
+        // caller drops the result before the view.
+        unsafe { DeviceBuffer::from_raw(device, address.cast(), bytes / size_of::<T>()) }
     }
 }

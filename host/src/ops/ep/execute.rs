@@ -1,12 +1,14 @@
 //! Running the operations: tensors become batches and outputs of the typed API.
 
+use std::sync::Arc;
+
 use half::bf16;
 
 use super::super::{Attributes, Behaviour, OpContext, OpError, Operation, TensorType, TensorView};
 use super::infer::Choices;
 use super::{EpOperation, EpSession, Half};
 use crate::buffer::DeviceBuffer;
-use crate::ep::{Batch, EpConfig, EpError, Received};
+use crate::ep::{Batch, EpConfig, EpError, Received, ReceivedParts};
 
 impl Behaviour for EpOperation {
     fn infer(
@@ -51,37 +53,41 @@ impl Behaviour for EpOperation {
             operation: name,
             source,
         };
-        let config = session.group.config().clone();
-        let run = || -> Result<(), EpError> {
-            match self.half {
-                Half::Both => {
-                    let mut inputs = Vec::new();
-                    let mut outputs = Vec::new();
-                    for tensors in calls {
-                        let named = Named { operation, tensors };
-                        inputs.push(named.inputs()?);
-                        outputs.push(named.received(&config)?);
-                    }
-                    let batches: Vec<_> = inputs.iter().map(Inputs::batch).collect();
-                    session.group.dispatch(stream, &batches, &mut outputs)?;
-                }
-                Half::Send => {
-                    let inputs = Named { operation, tensors }.inputs()?;
-                    let sender = &mut session.group.ranks_mut()[rank];
-                    session.pending[rank] = Some(sender.dispatch_async(stream, &inputs.batch())?);
-                }
-                Half::Receive => {
-                    let mut output = Named { operation, tensors }.received(&config)?;
-                    let Some(pending) = session.pending[rank].take() else {
-                        return Err(EpError::NothingSent { rank });
-                    };
-                    let receiver = &mut session.group.ranks_mut()[rank];
-                    receiver.dispatch_wait(stream, pending, &mut output)?;
-                }
+        let config = session.group.shared_config();
+        match self.half {
+            Half::Both => {
+                let sets = calls.map(|tensors| {
+                    let named = Named { operation, tensors };
+                    Ok((named.inputs()?, named.received(&config)?))
+                });
+                let sets: Vec<_> = sets.collect::<Result<_, EpError>>().map_err(failed)?;
+                let (inputs, mut outputs): (Vec<_>, Vec<_>) = sets.into_iter().unzip();
+                let batches: Vec<_> = inputs.iter().map(Inputs::batch).collect();
+                let group = &mut session.group;
+                group
+                    .dispatch(stream, &batches, &mut outputs)
+                    .map_err(failed)?;
             }
-            Ok(())
-        };
-        run().map_err(failed)
+            Half::Send => {
+                let inputs = Named { operation, tensors }.inputs().map_err(failed)?;
+                let sender = &mut session.group.ranks_mut()[rank];
+                let sent = sender.dispatch_async(stream, &inputs.batch());
+                session.pending[rank] = Some(sent.map_err(failed)?);
+            }
+            Half::Receive => {
+                let output = Named { operation, tensors }.received(&config);
+                let mut output = output.map_err(failed)?;
+                let pending = session.pending[rank].take();
+                let pending = pending.ok_or(OpError::NothingSent {
+                    operation: name,
+                    rank,
+                })?;
+                let receiver = &mut session.group.ranks_mut()[rank];
+                let received = receiver.dispatch_wait(stream, pending, &mut output);
+                received.map_err(failed)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -122,7 +128,11 @@ impl EpOperation {
             pairs.push(("allreduce_world_size", asked, has));
         }
         if !skip {
-            pairs.push(("n_gpus_per_node", asked.ranks_per_node(), has.ranks_per_node()));
+            pairs.push((
+                "n_gpus_per_node",
+                asked.ranks_per_node(),
+                has.ranks_per_node(),
+            ));
             pairs.push((
                 "n_nodes",
                 asked.ranks() / asked.ranks_per_node(),
@@ -140,7 +150,10 @@ impl EpOperation {
         let flag = |(name, asked, has): (_, bool, bool)| (name, asked.to_string(), has.to_string());
         let number =
             |(name, asked, has): (_, usize, usize)| (name, asked.to_string(), has.to_string());
-        let all = flags.into_iter().map(flag).chain(pairs.into_iter().map(number));
+        let all = flags
+            .into_iter()
+            .map(flag)
+            .chain(pairs.into_iter().map(number));
         for (attribute, asked, has) in all {
             if asked != has {
                 return Err(OpError::Attribute {
@@ -178,7 +191,8 @@ fn check_tables(
             _ => continue,
         };
         let found = tensor.host_words();
-        if let Some(rank) = (0..expected.len()).find(|&rank| found.get(rank) != Some(&expected[rank]))
+        if let Some(rank) =
+            (0..expected.len()).find(|&rank| found.get(rank) != Some(&expected[rank]))
         {
             return Err(OpError::Address {
                 operation: operation.name(),
@@ -232,22 +246,30 @@ impl Named<'_, '_> {
         Ok(Inputs {
             tokens: self.get("input_tokens").buffer()?,
             topk_ids: self.get("topk_ids").buffer()?,
-            factor: self.find("input_scales").map(TensorView::buffer).transpose()?,
+            factor: self
+                .find("input_scales")
+                .map(TensorView::buffer)
+                .transpose()?,
         })
     }
 
-    fn received(&self, config: &EpConfig) -> Result<Received, EpError> {
-        let bytes = |name| self.find(name).map(TensorView::bytes).transpose();
-        let words = |name| self.find(name).map(TensorView::buffer::<u32>).transpose();
-        Received::from_parts(
+    fn received(&self, config: &Arc<EpConfig>) -> Result<Received, EpError> {
+        let optional = |name| self.find(name).map(TensorView::buffer::<u8>).transpose();
+        let offsets = self
+            .find("scales_offsets")
+            .map(TensorView::buffer)
+            .transpose()?;
+        Ok(Received::from_parts(
             config,
-            self.get("output_tokens").bytes()?,
-            bytes("output_scales")?,
-            self.get("row_offsets").buffer()?,
-            words("scales_offsets")?,
-            self.get("expert_ids").buffer()?,
-            self.get("src_info").pairs()?,
-            self.get("atomic_counters").pairs()?,
-        )
+            ReceivedParts {
+                tokens: self.get("output_tokens").buffer()?,
+                scales: optional("output_scales")?,
+                row_offsets: self.get("row_offsets").buffer()?,
+                scales_offsets: offsets,
+                expert_ids: self.get("expert_ids").buffer()?,
+                src_info: self.get("src_info").buffer()?,
+                pairs: self.get("atomic_counters").buffer()?,
+            },
+        )?)
     }
 }

@@ -66,14 +66,19 @@ impl EpOperation {
         let mut builder = EpConfig::builder(self.format)
             .hidden_size(attributes.int("hidden_size"))
             .top_k(attributes.int("top_k"))
-            .experts(if skip { experts.saturating_mul(ranks) } else { experts })
+            .experts(if skip {
+                experts.saturating_mul(ranks)
+            } else {
+                experts
+            })
             .max_tokens_per_rank(attributes.int("max_token_per_rank"))
             .ranks(ranks)
             .ranks_per_node(if skip { ranks } else { per_node })
             .fused_shared_expert(attributes.flag("fused_shared_expert"))
             .skip_a2a(skip);
         if attributes.flag("fuse_a_scale_preshuffle") {
-            builder = builder.scale_preshuffle(attributes.optional_int("max_padded_M").unwrap_or(0));
+            builder =
+                builder.scale_preshuffle(attributes.optional_int("max_padded_M").unwrap_or(0));
         }
         if self.half != Half::Both && attributes.flag("fused_shared_expert") {
             let expected = "false: only the fused operation has a shared expert".to_owned();
@@ -158,7 +163,9 @@ impl EpOperation {
     pub(super) fn outputs(&self, operation: &Operation, config: &EpConfig) -> Vec<TensorType> {
         let operands = operation.operands().iter();
         let outputs = operands.filter(|operand| operand.direction == Direction::Out);
-        outputs.map(|operand| self.output(config, operand)).collect()
+        outputs
+            .map(|operand| self.output(config, operand))
+            .collect()
     }
 }
 

@@ -36,7 +36,11 @@ const fn operand(
 }
 
 const TOKENS: Operand = operand("output_tokens", Direction::Out, &["maxrecv", "Q"]);
-const ROW_SCALES: Operand = operand("output_scales", Direction::Out, &["maxrecv or ng * M", "KS"]);
+const ROW_SCALES: Operand = operand(
+    "output_scales",
+    Direction::Out,
+    &["maxrecv or ng * M", "KS"],
+);
 const TRANSPOSED_SCALES: Operand = operand("output_scales", Direction::Out, &["KS", "maxrecv"]);
 const TILED_SCALES: Operand = operand(
     "output_scales",
@@ -91,7 +95,14 @@ macro_rules! family {
 
 family!(bf16, "", Bf16, [], [], []);
 family!(fp8, ".fp8", Fp8Block128, [TRANSPOSED_SCALES], [], []);
-family!(nvfp4, ".nvfp4", Nvfp4, [TILED_SCALES], [SCALES_OFFSETS], [INPUT_SCALES]);
+family!(
+    nvfp4,
+    ".nvfp4",
+    Nvfp4,
+    [TILED_SCALES],
+    [SCALES_OFFSETS],
+    [INPUT_SCALES]
+);
 family!(mxfp4, ".mxfp4", Mxfp4, [ROW_SCALES], [], []);
 family!(mxfp8, ".mxfp8", Mxfp8, [ROW_SCALES], [], []);
 

@@ -37,7 +37,11 @@ impl EpSession {
 
     /// The tables of addresses that the group's operations must be given.
     pub fn pointer_tables(&self) -> PointerTables {
-        let addresses = self.group.ranks().iter().map(|rank| rank.buffer_addresses());
+        let addresses = self
+            .group
+            .ranks()
+            .iter()
+            .map(|rank| rank.buffer_addresses());
         let mut tables = PointerTables {
             send: Vec::new(),
             recv: Vec::new(),
