@@ -10,9 +10,10 @@
 use super::arguments::{Counters, PAIR_BIAS, Rank, Shape};
 use super::format::{ScaleLayout, TokenFormat};
 use super::message::MessageLayout;
-use super::output::{Place, ReceivedMessage, Workers, write_row, zero_tile_row};
+use super::output::{Place, ReceivedMessage, write_row, zero_tile_row};
 use super::search::first_above;
 use super::wait::{Awaited, Failure, Waiter};
+use super::workers::Workers;
 use crate::WARP;
 use crate::scale_tile::TILE_ROWS;
 use core::simd::{u32x2, u32x4};
@@ -27,6 +28,15 @@ pub(super) struct Copier<'a> {
     pub(super) rank: &'a Rank,
     pub(super) layout: MessageLayout,
     pub(super) counters: Counters,
+}
+
+/// What a lane reads of where a message came from.
+#[derive(Clone, Copy)]
+struct Source {
+    /// Of the token's experts, the one at the lane's position.
+    id: u32,
+    /// The token on its source rank.
+    token: u32,
 }
 
 impl Copier<'_> {
@@ -138,33 +148,45 @@ impl Copier<'_> {
                 row_in_group: output_row - group_start,
                 first_tile,
             };
-            self.write_source(message, expert, output_row);
+            let source = self.load_source(message);
             // SAFETY: the caller's obligation.
-            unsafe { write_row::<F, _>(shape, &self.layout, output, message, place, warp_lanes()) };
+            unsafe {
+                write_row::<F, _>(shape, &self.layout, output, message, place, Workers::warp())
+            };
+            self.write_source(source, expert, output_row);
             row += 1;
         }
+    }
+
+    /// Reads where a message came from. Apart from [`write_source`](Self::write_source), so that these loads and
+    /// those of the row are under way together.
+    #[inline(always)]
+    fn load_source(self, message: ReceivedMessage) -> Source {
+        let lane = thread::thread_idx_x() % WARP;
+        let id = if lane < self.shape.top_k {
+            let ids = message.view::<u16>();
+            ids.load((self.layout.topk_offset / 2 + lane) as usize) as u32
+        } else {
+            u32::MAX
+        };
+        let source: GlobalView<u32x4> = message.view();
+        let token = source.load((self.layout.source_offset / 16) as usize)[0];
+        Source { id, token }
     }
 
     /// Writes where a row came from: the token on its source rank, and the position of this expert among the
     /// token's.
     #[inline(always)]
-    fn write_source(self, message: ReceivedMessage, expert: u32, row: u32) {
-        let lane = thread::thread_idx_x() % WARP;
+    fn write_source(self, source: Source, expert: u32, row: u32) {
         let id = self.rank.rank * self.shape.local_experts + expert;
-        let is_this = lane < self.shape.top_k && {
-            let ids = message.view::<u16>();
-            ids.load((self.layout.topk_offset / 2 + lane) as usize) as u32 == id
-        };
         // SAFETY: all lanes are here: rows are handed out to whole warps.
-        let found = unsafe { warp::warp_vote_ballot(u32::MAX, is_this) };
-        if lane == 0 {
-            let source: GlobalView<u32x4> = message.view();
-            let token = source.load((self.layout.source_offset / 16) as usize)[0];
+        let found = unsafe { warp::warp_vote_ballot(u32::MAX, source.id == id) };
+        if thread::thread_idx_x().is_multiple_of(WARP) {
             // SAFETY: by the contract of `copy_rows`: one for each row.
             let src_info =
                 unsafe { GlobalViewMut::new(self.rank.output.src_info, row as usize + 1) };
             let position = found.trailing_zeros();
-            src_info.store(row as usize, u32x2::from_array([token, position]));
+            src_info.store(row as usize, u32x2::from_array([source.token, position]));
         }
     }
 
@@ -193,18 +215,9 @@ impl Copier<'_> {
                     first_tile: self.first_tile::<F>(group, first_row),
                 };
                 // SAFETY: the caller's obligation.
-                unsafe { zero_tile_row::<F>(shape, output, place, warp_lanes()) };
+                unsafe { zero_tile_row::<F>(shape, output, place, Workers::warp()) };
             }
             next += warps;
         }
-    }
-}
-
-/// The lanes of this thread's warp.
-#[inline(always)]
-fn warp_lanes() -> Workers {
-    Workers {
-        index: thread::thread_idx_x() % WARP,
-        count: WARP,
     }
 }

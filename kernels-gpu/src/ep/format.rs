@@ -156,14 +156,27 @@ fn block_amax<const LANES: u32>((first, second): (u32x4, u32x4)) -> (Amax, bool)
     (amax, has_nan)
 }
 
-/// Calls `f(run, exists)` for this thread's runs of a token, for whole warps, the last run rounded up.
+/// Calls `f(run, exists, chunks)` for this thread's runs of a token, for whole warps, the last run rounded up.
+///
+/// Two runs are loaded before the first is worked on.
 #[inline(always)]
-fn for_each_run(hidden: u32, mut f: impl FnMut(u32, bool)) {
+fn for_each_run(
+    token: GlobalView<u32x4>,
+    hidden: u32,
+    mut f: impl FnMut(u32, bool, (u32x4, u32x4)),
+) {
     let runs = hidden / RUN;
+    let rounded = runs.next_multiple_of(WARP);
     let mut run = thread::thread_idx_x();
-    while run < runs.next_multiple_of(WARP) {
-        f(run, run < runs);
-        run += thread::block_dim_x();
+    while run < rounded {
+        let next = run + thread::block_dim_x();
+        let this_run = load_run(token, run, run < runs);
+        let next_run = load_run(token, next, next < runs);
+        f(run, run < runs, this_run);
+        if next < rounded {
+            f(next, next < runs, next_run);
+        }
+        run = next + thread::block_dim_x();
     }
 }
 
@@ -178,8 +191,7 @@ fn stage_blocks<F: BlockFormat, const LANES: u32>(
     const { assert!(F::BLOCK == LANES * RUN, "a block is whole runs") };
     let payload = message.payload::<<F::Element as ElementFormat>::PackedPair>();
     let scales = message.scales::<u8>();
-    for_each_run(hidden, |run, exists| {
-        let chunks = load_run(token, run, exists);
+    for_each_run(token, hidden, |run, exists, chunks| {
         let (amax, has_nan) = block_amax::<LANES>(chunks);
         let scale = F::block_scale(amax.to_f32(), encoding.tensor_scale, encoding.rules);
         let multiplier = if has_nan {
@@ -222,10 +234,18 @@ impl TokenFormat for Bf16 {
     #[inline(always)]
     fn stage(token: GlobalView<u32x4>, hidden: u32, _: Encoding, message: StagedMessage) {
         let payload = message.payload::<u32x4>();
+        let chunks = hidden / CHUNK;
         let mut chunk = thread::thread_idx_x();
-        while chunk < hidden / CHUNK {
-            payload.store(chunk as usize, token.load(chunk as usize));
-            chunk += thread::block_dim_x();
+        // Two loads are under way at a time.
+        while chunk < chunks {
+            let next = chunk + thread::block_dim_x();
+            let this_chunk = token.load(chunk as usize);
+            let next_chunk = (next < chunks).then(|| token.load(next as usize));
+            payload.store(chunk as usize, this_chunk);
+            if let Some(elements) = next_chunk {
+                payload.store(next as usize, elements);
+            }
+            chunk = next + thread::block_dim_x();
         }
     }
 }
@@ -254,8 +274,7 @@ impl TokenFormat for Fp8Block128 {
         const LANES: u32 = Fp8Block128::WIRE.block / RUN;
         let payload = message.payload::<u32x4>();
         let scales = message.scales::<f32>();
-        for_each_run(hidden, |run, exists| {
-            let chunks = load_run(token, run, exists);
+        for_each_run(token, hidden, |run, exists, chunks| {
             let amax = block_amax::<LANES>(chunks).0.to_f32();
             // Not `f32::max`: which of a NaN and a number that gives is left to the target.
             let amax = if amax > Self::LEAST_AMAX {

@@ -43,10 +43,9 @@ impl WireFormat {
 
     /// Block scales of a row.
     pub const fn scales(self, hidden: u32) -> u32 {
-        if self.block == 0 {
-            0
-        } else {
-            hidden / self.block
+        match hidden.checked_div(self.block) {
+            Some(scales) => scales,
+            None => 0,
         }
     }
 }

@@ -35,6 +35,7 @@ mod send;
 mod shared_expert;
 mod shared_memory;
 pub mod wait;
+mod workers;
 
 pub use arguments::{Counters, NOT_ARRIVED, Output, PAIR_BIAS, Peer, Rank, Shape};
 pub use format::{

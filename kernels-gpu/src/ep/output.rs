@@ -3,6 +3,7 @@
 use super::arguments::{Output, Shape};
 use super::format::{ScaleLayout, StagedMessage, TokenFormat};
 use super::message::MessageLayout;
+use super::workers::Workers;
 use crate::scale_tile::{self, TILE_BLOCKS, TILE_ROWS};
 use core::simd::u32x4;
 use cuda_std::view::{GlobalView, GlobalViewMut};
@@ -96,58 +97,6 @@ impl Message for StagedMessage {
     }
 }
 
-/// Threads that do something together: number `index` of `count`.
-#[derive(Clone, Copy)]
-pub(super) struct Workers {
-    pub(super) index: u32,
-    pub(super) count: u32,
-}
-
-impl Workers {
-    /// Loads and stores this worker's share of `len` things.
-    #[inline(always)]
-    fn copy<T: Copy>(self, len: usize, load: impl Fn(usize) -> T, store: impl Fn(usize, T)) {
-        let mut index = self.index as usize;
-        while index < len {
-            store(index, load(index));
-            index += self.count as usize;
-        }
-    }
-
-    /// [`copy`](Self::copy) with four loads ahead of the stores: the compiler cannot know that source and
-    /// destination are apart, and would wait for each load by itself.
-    #[inline(always)]
-    fn copy_by_four<T: Copy>(
-        self,
-        len: usize,
-        load: impl Fn(usize) -> T,
-        store: impl Fn(usize, T),
-    ) {
-        let step = self.count as usize;
-        let mut index = self.index as usize;
-        while index + 3 * step < len {
-            let (a, b) = (load(index), load(index + step));
-            let (c, d) = (load(index + 2 * step), load(index + 3 * step));
-            store(index, a);
-            store(index + step, b);
-            store(index + 2 * step, c);
-            store(index + 3 * step, d);
-            index += 4 * step;
-        }
-        // The rest is at most three.
-        let at = |n: usize| (index + n * step < len).then(|| load(index + n * step));
-        let (a, b, c) = (at(0), at(1), at(2));
-        let put = |n: usize, value: Option<T>| {
-            if let Some(value) = value {
-                store(index + n * step, value);
-            }
-        };
-        put(0, a);
-        put(1, b);
-        put(2, c);
-    }
-}
-
 /// Where a row goes.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
@@ -179,7 +128,7 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
     let first = place.row as usize * vectors;
     // SAFETY: the caller's obligation.
     let tokens = unsafe { GlobalViewMut::new(output.tokens, first + vectors) };
-    workers.copy_by_four(
+    workers.copy_ahead(
         vectors,
         |index| message.vector(index),
         |index, value| tokens.store(first + index, value),

@@ -5,9 +5,9 @@
 //! wait until it is complete, and nothing that could be read too early.
 
 use super::format::{StagedMessage, TokenFormat};
-use super::output::{Place, Workers, write_row};
+use super::output::{Place, write_row};
 use super::send::Sender;
-use cuda_std::thread;
+use super::workers::Workers;
 
 /// Writes `token`, one of `tokens`, to its row of group 0, if it has one: all do, but for skip mode, where the
 /// ranks share them out. All threads of the block call it, with a finished message.
@@ -33,10 +33,6 @@ pub(super) unsafe fn keep_own<F: TokenFormat>(
         row_in_group: row,
         first_tile: 0,
     };
-    let workers = Workers {
-        index: thread::thread_idx_x(),
-        count: thread::block_dim_x(),
-    };
     // SAFETY: the caller's obligation; group 0 begins at row 0 and has room for all tokens.
     unsafe {
         write_row::<F, _>(
@@ -45,7 +41,7 @@ pub(super) unsafe fn keep_own<F: TokenFormat>(
             &sender.rank.output,
             message,
             place,
-            workers,
+            Workers::block(),
         );
     }
 }
