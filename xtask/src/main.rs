@@ -3,6 +3,7 @@
 mod commands;
 mod compare;
 mod engine;
+mod exchange;
 mod files;
 mod flags;
 mod kernels;

@@ -2,7 +2,9 @@
 
 mod ci;
 mod dequantize;
+mod dispatch;
 mod doctor;
+mod exchange;
 mod gpu_bundle;
 mod ptx;
 mod quantize;
@@ -24,6 +26,7 @@ pub fn dispatch(cli: Cli) -> Result<()> {
         Command::Run(flags) => run::run(flags, report),
         Command::Quantize(flags) => quantize::run(flags, report),
         Command::Dequantize(flags) => dequantize::run(flags, report),
+        Command::Dispatch(flags) => dispatch::run(flags, report),
         Command::Test(flags) => test::run(flags, report),
         Command::Ptx(flags) => ptx::run(flags, report),
         Command::GpuBundle(flags) => gpu_bundle::run(flags, report),

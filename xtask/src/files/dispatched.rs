@@ -112,7 +112,7 @@ pub struct RankRows {
 }
 
 impl RankRows {
-    /// Cuts a rank's outputs to their rows. `handles` are the words that combine reads: for each cell of
+    /// Cuts a rank's outputs, which were zeros before, to their rows. `handles` are the words that combine reads: for each cell of
     /// local expert and source rank, where its rows end, and how many they are.
     pub fn new(
         setup: &Setup,
@@ -150,6 +150,14 @@ impl RankRows {
                 cell % setup.ranks
             };
             src_rank[end.saturating_sub(count as usize)..end].fill(source as i32);
+        }
+        for (info, _) in received
+            .src_info
+            .iter_mut()
+            .zip(&src_rank)
+            .filter(|it| *it.1 < 0)
+        {
+            *info = [-1, -1];
         }
         Self {
             rows,

@@ -114,8 +114,9 @@ impl Drawing<'_> {
                     scale.font(size).color(&ink).pos(centred)
                 };
                 let lines = [
-                    (0.36, format!("{} rows", grouped(count as u64)), text(15)),
-                    (0.62, bytes(moved as u64), text(14)),
+                    (0.26, format!("{source} to {destination}"), text(14)),
+                    (0.50, format!("{} rows", grouped(count as u64)), text(15)),
+                    (0.72, bytes(moved as u64), text(14)),
                 ];
                 chart.draw_series(
                     lines.map(|(down, line, style)| Text::new(line, (x + 0.5, y + down), style)),

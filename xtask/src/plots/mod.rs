@@ -2,8 +2,10 @@
 
 mod canvas;
 mod error_distribution;
+mod exchange;
 mod rows_per_expert;
 
-pub use canvas::Picture;
+pub use canvas::{Picture, PlotError};
 pub use error_distribution::{ErrorHistogram, ErrorSeries, error_distribution};
+pub use exchange::{Exchange, exchange_map};
 pub use rows_per_expert::rows_per_expert;
