@@ -52,6 +52,7 @@ fn offsets_and_handles(context: &Context) -> Result<()> {
     for (format, shared_expert, offsets, ends) in cases {
         let case = example(format, shared_expert);
         for device in context.devices() {
+            let case = case.clone().side_by_side(&device);
             for &mode in Mode::of(&case) {
                 let mut world = World::new(&device, &case)?;
                 world.check_round(&case, mode)?;

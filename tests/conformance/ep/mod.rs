@@ -2,7 +2,9 @@
 
 mod errors;
 mod examples;
+mod faults;
 mod matrix;
+mod ordering;
 mod reported;
 mod rounds;
 mod schedules;
@@ -19,6 +21,8 @@ pub fn register(suite: &mut Suite) {
         rounds::register,
         schedules::register,
         errors::register,
+        faults::register,
+        ordering::register,
     ] {
         register(suite);
     }

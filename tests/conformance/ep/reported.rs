@@ -44,6 +44,7 @@ fn worlds(context: &Context, case: &EpCase) -> Result<Vec<World>> {
     let modes = Mode::of(case).iter();
     modes
         .map(|&mode| {
+            let case = &case.clone().side_by_side(&device);
             let mut world = World::new(&device, case)?;
             world
                 .check_round(case, mode)
@@ -415,13 +416,15 @@ fn every_token_to_the_same(context: &Context) -> Result<()> {
         top_k: 8,
         ..Setup::new(TokenFormat::Bf16, context.pick(7168, 64), tokens)
     };
-    let mut case = EpCase::new(setup, &[tokens, tokens], Traffic::Same(0), 15);
+    let device = context.device();
+    let mut case =
+        EpCase::new(setup, &[tokens, tokens], Traffic::Same(0), 15).side_by_side(&device);
     let random = &mut Rng::with_seed(15);
     for rank in &mut case.ranks {
         let values = rank.tokens.iter_mut();
         values.for_each(|value| *value = bf16::from_f32(f32::from(random.bool() as u8)));
     }
-    let mut world = World::new(&context.device(), &case)?;
+    let mut world = World::new(&device, &case)?;
     for round in 0..rounds {
         let mode = Mode::ALL[round % Mode::ALL.len()];
         world

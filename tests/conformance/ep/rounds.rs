@@ -22,8 +22,9 @@ fn thousand(context: &Context) -> Result<()> {
         hidden_size: 32,
         ..small(TokenFormat::Mxfp4, 3)
     };
-    let mut case = EpCase::new(setup, &[5, 5, 5], Traffic::Uniform, 7);
-    let mut world = World::new(&context.device(), &case)?;
+    let device = context.device();
+    let mut case = EpCase::new(setup, &[5, 5, 5], Traffic::Uniform, 7).side_by_side(&device);
+    let mut world = World::new(&device, &case)?;
     for round in 0..1000 {
         let counts = [0; 3].map(|_: usize| random.usize(..=5));
         case.refill(&counts, Traffic::ALL[round % Traffic::ALL.len()], random);

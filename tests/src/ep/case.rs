@@ -5,7 +5,9 @@ use std::fmt;
 use anyhow::Result;
 use fastrand::Rng;
 use std::time::Duration;
-use tokenyard::ep::{EpConfig, EpConfigError, LaunchShape, SlotOrder, TokenFormat};
+use tokenyard::ep::{
+    EpConfig, EpConfigBuilder, EpConfigError, LaunchShape, SlotOrder, TokenFormat,
+};
 use tokenyard::reference::ep::{
     ExpectedRows, Order, QuantizedTokens, RankTokens, ReceivedBytes, ScaleLayout, Setup,
     payload_bytes,
@@ -64,6 +66,11 @@ impl EpCase {
     /// # Errors
     /// As the library's own.
     pub fn config(&self) -> Result<EpConfig, EpConfigError> {
+        self.builder().build()
+    }
+
+    /// The same, before it is checked.
+    pub fn builder(&self) -> EpConfigBuilder {
         let setup = &self.setup;
         let mut builder = EpConfig::builder(setup.format)
             .hidden_size(setup.hidden_size)
@@ -90,7 +97,7 @@ impl EpCase {
         if let Some(deadline) = self.deadline {
             builder = builder.deadline(Some(deadline));
         }
-        builder.build()
+        builder
     }
 
     /// What every rank brings along, as the reference takes it.

@@ -80,9 +80,9 @@ pub fn ids(setup: &Setup, tokens: usize, traffic: Traffic, random: &mut Rng) -> 
             Traffic::Hostile => (0..top_k)
                 .map(|_| match random.u8(..8) {
                     0 => -1,
-                    1 => experts as i32 + random.i32(..3),
+                    1 => experts as i32 + random.i32(0..3),
                     2 => random.i32(..),
-                    _ => random.i32(..(experts as i32).min(3)),
+                    _ => random.i32(0..(experts as i32).min(3)),
                 })
                 .collect(),
         }

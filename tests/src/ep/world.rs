@@ -2,11 +2,20 @@
 
 use anyhow::{Context as _, Result, ensure};
 use half::bf16;
-use tokenyard::ep::{Batch, EpConfig, EpError, EpGroup, Pending, Received, TokenFormat};
+use tokenyard::ep::{
+    Batch, EpConfig, EpError, EpGroup, LaunchShape, Pending, Received, TokenFormat,
+};
 use tokenyard::reference::ep::{Order, ReceivedBytes};
 use tokenyard::{Device, DeviceBuffer, Stream};
 
 use super::case::EpCase;
+
+/// A launch that leaves room for those of other ranks on the same GPU: ranks on streams of their own wait for
+/// each other, and so must all be resident.
+const SIDE_BY_SIDE: LaunchShape = LaunchShape {
+    blocks_per_rank: 8,
+    threads: 128,
+};
 
 /// How a dispatch is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,11 +251,23 @@ impl EpCase {
     pub fn check(&self, devices: &[Device]) -> Result<()> {
         for device in devices {
             for &mode in Mode::of(self) {
-                let run = || World::new(device, self)?.check_round(self, mode);
+                let case = match mode {
+                    Mode::Streams => self.clone().side_by_side(device),
+                    Mode::Split | Mode::Fused => self.clone(),
+                };
+                let run = || World::new(device, &case)?.check_round(&case, mode);
                 run().with_context(|| format!("{self}; {mode:?}, on {}", device.description()))?;
             }
         }
         Ok(())
+    }
+
+    /// The same, launched so that [`Mode::Streams`] works on a GPU too.
+    pub fn side_by_side(mut self, device: &Device) -> Self {
+        if !device.is_emulator() {
+            self.launch = self.launch.or(Some(SIDE_BY_SIDE));
+        }
+        self
     }
 
     /// The same with rows in the order of tokens.
