@@ -109,6 +109,16 @@ impl Device {
         }
     }
 
+    /// What the driver calls it: "NVIDIA H200"; "emulator" for an emulated device.
+    pub fn name(&self) -> &str {
+        self.backend().name()
+    }
+
+    /// Bytes of the L2 cache, which a measurement of memory has to get past; 0 for an emulated device.
+    pub fn l2_bytes(&self) -> usize {
+        self.backend().l2_bytes()
+    }
+
     /// Whether kernels run on the CPU.
     pub fn is_emulator(&self) -> bool {
         matches!(self.backend(), Backend::Emulator(_))

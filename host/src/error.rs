@@ -119,4 +119,13 @@ pub enum DeviceError {
         /// The most there can be.
         limit: u64,
     },
+
+    /// Something was asked for that cannot be recorded, while work was being recorded.
+    #[error(
+        "{call} is not possible while a stream is being captured: only launches can be recorded"
+    )]
+    Capturing {
+        /// What was called.
+        call: &'static str,
+    },
 }

@@ -32,12 +32,14 @@
 //! ```
 
 mod backend;
+pub mod baseline;
 pub mod buffer;
 pub mod device;
 pub mod device_routing;
 pub mod ep;
 pub mod error;
 pub mod error_metrics;
+pub mod graph;
 pub mod ops;
 pub mod options;
 pub mod quantizer;
@@ -51,6 +53,7 @@ pub use device::{Device, EmulatorOptions};
 pub use device_routing::{DeviceRouting, DeviceRoutingError, RoutingTables, TopkRouter};
 pub use error::DeviceError;
 pub use error_metrics::ErrorMetrics;
+pub use graph::Graph;
 pub use kernels_gpu::scale_tile::Swizzle;
 pub use options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding};
 pub use quantizer::{GroupedQuantizer, Input, QuantizeError, Quantized, ScaleStore, TensorScales};

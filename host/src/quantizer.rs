@@ -15,10 +15,10 @@ use crate::error::DeviceError;
 use crate::options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding};
 use crate::stream::Stream;
 use error::{check_columns, to_index};
-use kernels_gpu::for_each_quantize_entry;
 use kernels_gpu::formats::{self, Rules};
-use kernels_gpu::quantize::{self, STAGING_BYTES};
+use kernels_gpu::quantize::{self, SHARED_BYTES};
 use kernels_gpu::scale_tile::Swizzle;
+use kernels_gpu::{for_each_quantize_entry, for_each_traffic_twin};
 use output::output_bytes;
 
 /// How scale tiles leave shared memory for the scales tensor. The bytes are the same.
@@ -56,7 +56,7 @@ struct Call<'a> {
     scale_store: u32,
 }
 
-/// A line of [`for_each_quantize_entry`].
+/// A line of [`for_each_quantize_entry`] or [`for_each_traffic_twin`].
 struct Entry {
     name: &'static str,
     /// Names of the kernel crate's types, which are those of the options but for upper case.
@@ -68,10 +68,9 @@ struct Entry {
 
 type Launcher = unsafe fn(Call<'_>) -> Result<(), DeviceError>;
 
-macro_rules! entry_table {
+macro_rules! entries {
     ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
-        /// The quantize entries.
-        const ENTRIES: &[Entry] = &[$(Entry {
+        &[$(Entry {
             name: stringify!($name),
             format: stringify!($format),
             input_type: stringify!($input),
@@ -103,11 +102,15 @@ macro_rules! entry_table {
                 // SAFETY: the caller's obligation.
                 unsafe { call.stream.launch(call.config, args) }
             },
-        }),*];
+        }),*]
     };
 }
 
-for_each_quantize_entry!(entry_table);
+/// The quantize entries.
+const ENTRIES: &[Entry] = for_each_quantize_entry!(entries);
+
+/// Their traffic twins.
+const TRAFFIC_TWINS: &[Entry] = for_each_traffic_twin!(entries);
 
 /// Threads of a block unless the builder is told otherwise.
 const DEFAULT_THREADS: u32 = 128;
@@ -124,6 +127,7 @@ pub struct GroupedQuantizerBuilder {
     scale_store: ScaleStore,
     threads: u32,
     max_experts: usize,
+    traffic_twin: bool,
 }
 
 impl GroupedQuantizerBuilder {
@@ -181,6 +185,14 @@ impl GroupedQuantizerBuilder {
         self
     }
 
+    /// Launch the kernel's *traffic twin*: the same grid, the same loads and the same stores, and no
+    /// arithmetic between them. For measuring: what it writes means nothing, and how long it takes is
+    /// what memory alone would take. Not every combination of types and threads has one.
+    pub fn traffic_twin(mut self) -> Self {
+        self.traffic_twin = true;
+        self
+    }
+
     /// Checks the choices.
     ///
     /// # Errors
@@ -201,14 +213,18 @@ impl GroupedQuantizerBuilder {
             }
             store => store,
         };
-        let Some(entry) = ENTRIES.iter().find(|entry| {
+        let entries = match self.traffic_twin {
+            true => TRAFFIC_TWINS,
+            false => ENTRIES,
+        };
+        let Some(entry) = entries.iter().find(|entry| {
             entry.format.eq_ignore_ascii_case(self.format.name())
                 && entry
                     .input_type
                     .eq_ignore_ascii_case(self.input_type.name())
                 && entry.threads == self.threads
         }) else {
-            let names: Vec<_> = ENTRIES.iter().map(|entry| entry.name).collect();
+            let names: Vec<_> = entries.iter().map(|entry| entry.name).collect();
             return Err(QuantizeError::NoKernel {
                 format: self.format,
                 input_type: self.input_type,
@@ -266,6 +282,7 @@ impl GroupedQuantizer {
             scale_store: ScaleStore::Auto,
             threads: DEFAULT_THREADS,
             max_experts: usize::MAX,
+            traffic_twin: false,
         }
     }
 
@@ -394,7 +411,7 @@ impl GroupedQuantizer {
             config: LaunchConfig::line(
                 quantize::grid_size(row_tiles, self.columns),
                 self.choices.threads,
-                STAGING_BYTES,
+                SHARED_BYTES,
             )?,
             input: input.address(),
             input_rows,

@@ -3,13 +3,17 @@
 use crate::backend::{Handle, LaunchConfig};
 use crate::device::Device;
 use crate::error::DeviceError;
+use crate::graph::Graph;
 use cuda_std::launch::KernelArgs;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A queue of work on a device. What is queued on one stream runs in order.
 pub struct Stream {
     device: Device,
     handle: Handle,
+    /// Whether work is being recorded in place of being queued.
+    capturing: AtomicBool,
 }
 
 impl Stream {
@@ -17,7 +21,12 @@ impl Stream {
         Ok(Self {
             device: device.clone(),
             handle: device.backend().create_stream()?,
+            capturing: AtomicBool::new(false),
         })
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
     }
 
     /// The device.
@@ -29,8 +38,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// A fault of that work.
+    /// A fault of that work; [`DeviceError::Capturing`].
     pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.check_not_capturing("Stream::synchronize")?;
         self.device.backend().synchronize(self.handle)
     }
 
@@ -38,8 +48,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Whatever the driver refuses.
+    /// Whatever the driver refuses; [`DeviceError::Capturing`].
     pub fn record(&self) -> Result<Event, DeviceError> {
+        self.check_not_capturing("Stream::record")?;
         Ok(Event {
             device: self.device.clone(),
             handle: self.device.backend().record(self.handle)?,
@@ -50,10 +61,59 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::WrongDevice`], or whatever the driver refuses.
+    /// [`DeviceError::WrongDevice`], [`DeviceError::Capturing`], or whatever the driver refuses.
     pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        self.check_not_capturing("Stream::wait")?;
         self.device.check_same("the event", &event.device)?;
         self.device.backend().wait(self.handle, event.handle)
+    }
+
+    /// Records the work that `record` gives to this stream, which does not run, as a [`Graph`].
+    ///
+    /// `record` may launch, and nothing else: what allocates, copies or waits for the device is
+    /// refused meanwhile. Memory that the launches use must outlive the graph's own launches.
+    ///
+    /// ```
+    /// use tokenyard::{Device, DeviceError, baseline};
+    ///
+    /// let device = Device::emulator(0);
+    /// let stream = device.create_stream()?;
+    /// let from = device.upload(&[[7_u32; 4]; 10])?;
+    /// let mut to = device.alloc_filled(10, 0)?;
+    /// let graph = stream.capture(|| baseline::copy(&stream, &from, &mut to))?;
+    /// assert_eq!(to.download()?[9], [0; 4]); // recorded, not run
+    /// // SAFETY: `from` and `to` are alive until the download has waited, and nothing else uses them.
+    /// unsafe { graph.launch(&stream)? };
+    /// assert_eq!(to.download()?[9], [7; 4]);
+    /// # Ok::<(), DeviceError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error of `record`; [`DeviceError::Capturing`] when this stream is being captured already;
+    /// whatever the driver refuses.
+    pub fn capture<E: From<DeviceError>>(
+        &self,
+        record: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
+        self.check_not_capturing("Stream::capture")?;
+        let backend = self.device.backend();
+        backend.begin_capture(self.handle)?;
+        self.capturing.store(true, Ordering::Relaxed);
+        // Also ends the capture when `record` fails or panics: the stream would be of no use otherwise.
+        let capture = Capture { stream: self };
+        record()?;
+        std::mem::forget(capture);
+        self.capturing.store(false, Ordering::Relaxed);
+        Ok(Graph::new(&self.device, backend.end_capture(self.handle)?))
+    }
+
+    /// Refuses what cannot be recorded.
+    fn check_not_capturing(&self, call: &'static str) -> Result<(), DeviceError> {
+        if self.capturing.load(Ordering::Relaxed) {
+            return Err(DeviceError::Capturing { call });
+        }
+        Ok(())
     }
 
     /// Queues a kernel.
@@ -68,6 +128,26 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's obligation.
         unsafe { self.device.backend().launch(self.handle, config, args) }
+    }
+}
+
+/// A capture under way, given up when dropped.
+struct Capture<'a> {
+    stream: &'a Stream,
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        let Stream {
+            device,
+            handle,
+            capturing,
+        } = self.stream;
+        capturing.store(false, Ordering::Relaxed);
+        // A capture that something has invalidated ends with an error, and has ended all the same.
+        if let Ok(graph) = device.backend().end_capture(*handle) {
+            device.backend().destroy_graph(graph);
+        }
     }
 }
 

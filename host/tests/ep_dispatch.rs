@@ -5,13 +5,12 @@ mod ep_support;
 use ep_support::{Input, emulator, random_input, round};
 use fastrand::Rng;
 use half::bf16;
-use std::time::Duration;
+use kernels_gpu::ep::slot_offset;
+use tokenyard::EmulatorOptions;
 use tokenyard::device::{Schedule, Target};
 use tokenyard::ep::{
-    Awaited, Batch, EpConfig, EpConfigBuilder, EpError, EpGroup, LaunchShape, SlotOrder,
-    TokenFormat,
+    Batch, EpConfig, EpConfigBuilder, EpGroup, LaunchShape, SlotOrder, TokenFormat,
 };
-use tokenyard::{Device, EmulatorOptions};
 
 fn options(seed: u64) -> EmulatorOptions {
     let mut options = EmulatorOptions::default();
@@ -39,43 +38,53 @@ fn example(config: &EpConfig) -> Vec<Input> {
     .to_vec()
 }
 
+/// What rank 0 gets in the example.
+struct Expected {
+    format: TokenFormat,
+    shared: bool,
+    row_offsets: &'static [u32],
+    pairs: [[u32; 2]; 4],
+}
+
 #[test]
 fn the_worked_example() {
-    let cases: [(TokenFormat, bool, &[u32], [[u32; 2]; 4]); 4] = [
-        (
-            TokenFormat::Mxfp4,
-            false,
-            &[0, 3, 5],
-            [[1026, 2], [1027, 1], [1028, 1], [1029, 1]],
-        ),
-        (
-            TokenFormat::Mxfp4,
-            true,
-            &[0, 3, 6, 8],
-            [[1029, 2], [1030, 1], [1031, 1], [1032, 1]],
-        ),
-        (
-            TokenFormat::Fp8Block128,
-            false,
-            &[0, 4, 8],
-            [[1026, 2], [1027, 1], [1029, 1], [1030, 1]],
-        ),
-        (
-            TokenFormat::Fp8Block128,
-            true,
-            &[0, 4, 8, 12],
-            [[1030, 2], [1031, 1], [1033, 1], [1034, 1]],
-        ),
+    let cases = [
+        Expected {
+            format: TokenFormat::Mxfp4,
+            shared: false,
+            row_offsets: &[0, 3, 5],
+            pairs: [[1026, 2], [1027, 1], [1028, 1], [1029, 1]],
+        },
+        Expected {
+            format: TokenFormat::Mxfp4,
+            shared: true,
+            row_offsets: &[0, 3, 6, 8],
+            pairs: [[1029, 2], [1030, 1], [1031, 1], [1032, 1]],
+        },
+        Expected {
+            format: TokenFormat::Fp8Block128,
+            shared: false,
+            row_offsets: &[0, 4, 8],
+            pairs: [[1026, 2], [1027, 1], [1029, 1], [1030, 1]],
+        },
+        Expected {
+            format: TokenFormat::Fp8Block128,
+            shared: true,
+            row_offsets: &[0, 4, 8, 12],
+            pairs: [[1030, 2], [1031, 1], [1033, 1], [1034, 1]],
+        },
     ];
-    for (format, shared, row_offsets, pairs) in cases {
-        let config = small(format).fused_shared_expert(shared).build().unwrap();
+    for expected in cases {
+        let config = small(expected.format);
+        let config = config.fused_shared_expert(expected.shared).build().unwrap();
         let device = emulator(options(1));
         let stream = device.create_stream().unwrap();
         let inputs = example(&config);
         let mut group = EpGroup::new(&device, config).unwrap();
-        let received = round(&mut group, &stream, &inputs, shared);
-        assert_eq!(received[0].row_offsets().download().unwrap(), row_offsets);
-        assert_eq!(received[0].pairs().download().unwrap(), pairs);
+        let received = round(&mut group, &stream, &inputs, expected.shared);
+        let row_offsets = received[0].row_offsets().download().unwrap();
+        assert_eq!(row_offsets, expected.row_offsets);
+        assert_eq!(received[0].pairs().download().unwrap(), expected.pairs);
         let counters = group.ranks()[0].counters().unwrap();
         assert_eq!(counters.row_ends, [2, 3, 4, 5]);
     }
@@ -229,6 +238,76 @@ fn scale_tiles_that_groups_fill_and_begin() {
         }
         let mut group = EpGroup::new(&device, config).unwrap();
         round(&mut group, &stream, &[input], fused);
+    }
+}
+
+/// The positions that specification section 6 lists.
+#[test]
+fn slots_of_scales() {
+    let offsets = [
+        ((0, 0, 0), 0),
+        ((0, 16, 0), 1),
+        ((0, 0, 4), 2),
+        ((0, 16, 4), 3),
+        ((0, 1, 0), 4),
+        ((0, 0, 1), 64),
+        ((0, 0, 8), 256),
+        ((0, 32, 0), 7168),
+        ((0, 37, 13), 7510),
+        ((1, 0, 0), 28672),
+        ((2, 47, 223), 71678),
+    ];
+    for ((group, row, block), offset) in offsets {
+        assert_eq!(slot_offset(group, row, block, 224, 128), offset);
+    }
+    assert_eq!(slot_offset(1, 0, 5, 8, 32), 322);
+    let mut seen = vec![false; 64 * 16];
+    for (row, block) in (0..64).flat_map(|row| (0..16).map(move |block| (row, block))) {
+        assert!(!std::mem::replace(
+            &mut seen[slot_offset(0, row, block, 16, 64)],
+            true
+        ));
+    }
+}
+
+/// Blocks of zeros, of numbers that no scale reaches, and of what is no number.
+#[test]
+fn special_values() {
+    let specials = [
+        0.0,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        1e-40,
+        -1e-38,
+        3e38,
+        448.0,
+        6.0,
+        1.75,
+        7.0,
+    ];
+    for format in TokenFormat::ALL {
+        let config = EpConfig::builder(format)
+            .hidden_size(1024)
+            .top_k(1)
+            .experts(1)
+            .max_tokens_per_rank(4)
+            .build()
+            .unwrap();
+        let rng = &mut Rng::with_seed(31);
+        let mut input = random_input(rng, &config, 4, 0.0);
+        // Whole blocks of one value, then blocks with one among others.
+        for (index, value) in input.tokens.iter_mut().enumerate() {
+            let special = bf16::from_f32(specials[index / 128 % specials.len()]);
+            if index < 2 * 1024 || rng.u32(..40) == 0 {
+                *value = special;
+            }
+        }
+        let device = emulator(options(13));
+        let stream = device.create_stream().unwrap();
+        let mut group = EpGroup::new(&device, config).unwrap();
+        round(&mut group, &stream, &[input], false);
     }
 }
 
@@ -441,172 +520,6 @@ fn a_count_on_the_device() {
             ep_support::check_received(&config, &[input.clone(), input.clone()], rank, received);
         }
     }
-}
-
-fn fixed_batch(
-    device: &Device,
-    tokens: usize,
-) -> (tokenyard::DeviceBuffer<bf16>, tokenyard::DeviceBuffer<i32>) {
-    let ids: Vec<i32> = (0..tokens as i32 * 2).map(|id| id % 4).collect();
-    (
-        device.upload(&vec![bf16::ONE; tokens * 256]).unwrap(),
-        device.upload(&ids).unwrap(),
-    )
-}
-
-#[test]
-fn refusals_leave_the_group_usable() {
-    let config = small(TokenFormat::Bf16).build().unwrap();
-    let device = emulator(options(4));
-    let stream = device.create_stream().unwrap();
-    let mut group = EpGroup::new(&device, config.clone()).unwrap();
-    let mut other = EpGroup::new(&device, config.clone()).unwrap();
-    let (tokens, ids) = fixed_batch(&device, 6);
-    let error = group.ranks_mut()[1]
-        .dispatch_async(&stream, &Batch::new(&tokens, &ids))
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "rank 1 has 6 tokens; the group was made for 5"
-    );
-
-    let (tokens, ids) = fixed_batch(&device, 2);
-    let (_, short) = fixed_batch(&device, 1);
-    let batch = Batch::new(&tokens, &ids);
-    let error = group.ranks_mut()[0]
-        .dispatch_async(&stream, &Batch::new(&tokens, &short))
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            EpError::InputLength {
-                found: 512,
-                expected: 256,
-                ..
-            }
-        ),
-        "{error}"
-    );
-
-    // A handle of the other group; a second round before the first is received.
-    let mut received = [
-        group.allocate_received().unwrap(),
-        group.allocate_received().unwrap(),
-    ];
-    let foreign = other.ranks_mut()[0]
-        .dispatch_async(&stream, &batch)
-        .unwrap();
-    let error = group.ranks_mut()[0]
-        .dispatch_wait(&stream, foreign, &mut received[0])
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            EpError::ForeignHandle {
-                same_group: false,
-                ..
-            }
-        ),
-        "{error}"
-    );
-    let pending = group.ranks_mut()[0]
-        .dispatch_async(&stream, &batch)
-        .unwrap();
-    let error = group.ranks_mut()[0]
-        .dispatch_async(&stream, &batch)
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            EpError::RoundOrder {
-                rank: 0,
-                round: 1,
-                other: 0,
-                behind: 0
-            }
-        ),
-        "{error}"
-    );
-
-    let second = group.ranks_mut()[1]
-        .dispatch_async(&stream, &batch)
-        .unwrap();
-    let _ = group.ranks_mut()[0]
-        .dispatch_wait(&stream, pending, &mut received[0])
-        .unwrap();
-    let _ = group.ranks_mut()[1]
-        .dispatch_wait(&stream, second, &mut received[1])
-        .unwrap();
-    group.check().unwrap();
-    let _ = group
-        .dispatch(&stream, &[batch, batch], &mut received)
-        .unwrap();
-    group.check().unwrap();
-
-    let shared = small(TokenFormat::Bf16)
-        .fused_shared_expert(true)
-        .build()
-        .unwrap();
-    let mut shared = EpGroup::new(&device, shared).unwrap();
-    let error = shared.ranks_mut()[0]
-        .dispatch_async(&stream, &batch)
-        .unwrap_err();
-    assert!(matches!(error, EpError::SharedExpertNeedsFused), "{error}");
-}
-
-#[test]
-fn a_rank_that_never_sends_is_named() {
-    let config = small(TokenFormat::Mxfp4)
-        .ranks(4)
-        .deadline(Some(Duration::from_millis(50)))
-        .build()
-        .unwrap();
-    let device = emulator(options(6));
-    let stream = device.create_stream().unwrap();
-    let mut group = EpGroup::new(&device, config).unwrap();
-    let (tokens, ids) = fixed_batch(&device, 2);
-    let batch = Batch::new(&tokens, &ids);
-    let mut received = group.allocate_received().unwrap();
-    received.fill(ep_support::PATTERN).unwrap();
-    let mut pending = Vec::new();
-    for rank in [0, 1, 3] {
-        pending.push(
-            group.ranks_mut()[rank]
-                .dispatch_async(&stream, &batch)
-                .unwrap(),
-        );
-    }
-    let first = pending.remove(0);
-    let _ = group.ranks_mut()[0]
-        .dispatch_wait(&stream, first, &mut received)
-        .unwrap();
-    let error = group.check().unwrap_err();
-    let EpError::Deadline {
-        waiting: 0,
-        awaited,
-    } = error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        awaited,
-        Awaited::Count {
-            rank: 2,
-            expert: 0,
-            word: 2
-        }
-    );
-    let error = group.check().unwrap_err();
-    assert!(matches!(error, EpError::Unusable { .. }), "{error}");
-    // Nothing was laid out.
-    assert!(
-        received
-            .tokens()
-            .download()
-            .unwrap()
-            .iter()
-            .all(|&byte| byte == ep_support::PATTERN)
-    );
 }
 
 #[test]

@@ -8,13 +8,15 @@
 //! 3. [`expert_search`]: how a thread block finds the expert whose rows it quantizes;
 //! 4. [`quantize`]: the grouped quantizer, and the list of its entries;
 //! 5. [`dequantize`] and [`route`]: the way back, and the routing tables that the quantizer reads;
-//! 6. [`ep`]: tokens on their way to experts on other ranks.
+//! 6. [`baseline`]: what the benchmarks hold the quantizer against;
+//! 7. [`ep`]: tokens on their way to experts on other ranks.
 //!
 //! Constants and layouts that the host must agree on are public here and used from both sides.
 
 #![no_std]
 #![feature(portable_simd)]
 
+pub mod baseline;
 pub mod dequantize;
 pub mod ep;
 pub mod expert_search;

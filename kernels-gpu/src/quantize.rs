@@ -43,9 +43,12 @@ pub const RUN_COLUMNS: u32 = WARP * CHUNKS_PER_LANE * CHUNK;
 /// Rows that a warp loads before it works on the first of them, to keep loads in flight.
 const ROWS_IN_FLIGHT: u32 = 2;
 
-/// Bytes of shared memory that a block stages its scale tiles in, for any format: the launch must
-/// give this many.
-pub const STAGING_BYTES: usize = column_tiles_per_block::<NvFp4>() as usize * TILE_BYTES;
+/// Bytes of shared memory that a block stages its scale tiles in, for any format.
+const STAGING_BYTES: usize = column_tiles_per_block::<NvFp4>() as usize * TILE_BYTES;
+
+/// Bytes of dynamic shared memory that a launch must give, for any format: scale tiles, then the
+/// [table](BlockFormat::TABLE).
+pub const SHARED_BYTES: usize = STAGING_BYTES + NvFp4::TABLE * size_of::<f32>();
 
 /// Scale tiles side by side in the columns of one block.
 const fn column_tiles_per_block<F: BlockFormat>() -> u32 {
@@ -126,6 +129,8 @@ struct TileTask<F: BlockFormat, I: InputFormat> {
     rows: u32,
     tensor_scale: TensorScale,
     rules: Rules,
+    prepared: F::Prepared,
+    table: SharedView<f32>,
     lane: u32,
     /// The first of the two chunks of a row that this lane handles.
     chunk: u32,
@@ -143,12 +148,17 @@ struct TileTask<F: BlockFormat, I: InputFormat> {
 
 /// The whole kernel, for one format, input type and block size.
 ///
+/// A `TWIN` is the kernel's *traffic twin*: the same grid, loads and stores, and no arithmetic between
+/// them. What it writes means nothing; how long it takes is the bound that memory puts on the kernel.
+///
 /// # Safety
 ///
-/// The pointers must be what [`Arguments`] says, and the launch must give [`STAGING_BYTES`] of
-/// shared memory, `THREADS` threads and [`grid_size`] blocks.
+/// The pointers must be what [`Arguments`] says, and the launch must give [`SHARED_BYTES`] of
+/// dynamic shared memory, `THREADS` threads and [`grid_size`] blocks.
 #[inline(always)]
-unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(args: Arguments) {
+unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32, const TWIN: bool>(
+    args: Arguments,
+) {
     const {
         assert!(THREADS.is_multiple_of(WARP), "rows are read by whole warps");
         assert!(
@@ -195,6 +205,9 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
         (0, 1.0)
     };
 
+    let tensor_scale = TensorScale::new(encode);
+    let rules = Rules::from_bits(args.rules);
+
     let lane = thread % WARP;
     let staging = shared::dynamic_shared_mem::<u8>();
     let chunks_per_row = args.columns / CHUNK;
@@ -205,8 +218,10 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
         TileTask::<F, I> {
             first_row: tile.first_row,
             rows,
-            tensor_scale: TensorScale::new(encode),
-            rules: Rules::from_bits(args.rules),
+            tensor_scale,
+            rules,
+            prepared: F::prepare(tensor_scale, rules),
+            table: SharedView::new(staging.add(STAGING_BYTES).cast(), F::TABLE),
             lane,
             chunk: (run * WARP + lane) * CHUNKS_PER_LANE,
             chunks_per_row,
@@ -239,12 +254,18 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const THREADS: u32>(a
         staged_words.store(word, u32x4::splat(0));
         word += THREADS as usize;
     }
+    let mut index = thread;
+    while index < F::TABLE as u32 {
+        let entry = F::table_entry(index, tensor_scale, rules);
+        task.table.store(index as usize, entry);
+        index += THREADS;
+    }
     thread::sync_threads();
 
     let warps = THREADS / WARP;
     let mut row = thread / WARP;
     while row < rows {
-        task.quantize_rows(row, warps);
+        task.quantize_rows::<TWIN>(row, warps);
         row += warps * ROWS_IN_FLIGHT;
     }
 
@@ -322,15 +343,37 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
     ///
     /// Called by whole warps: lanes exchange their largest magnitudes.
     #[inline(always)]
-    fn quantize_rows(&self, row: u32, stride: u32) {
+    fn quantize_rows<const TWIN: bool>(&self, row: u32, stride: u32) {
         // Written out: the compiler keeps a loop over an array of chunks a loop, and the array then
         // lies in local memory.
         let this = self.load(row);
         let next = self.load(row + stride);
-        self.quantize_row(row, this);
-        if row + stride < self.rows {
-            self.quantize_row(row + stride, next);
+        if TWIN {
+            self.move_row(row, this);
+        } else {
+            self.quantize_row(row, this);
         }
+        if row + stride < self.rows {
+            if TWIN {
+                self.move_row(row + stride, next);
+            } else {
+                self.quantize_row(row + stride, next);
+            }
+        }
+    }
+
+    /// What is left of [`quantize_row`](Self::quantize_row) in the traffic twin: every loaded bit
+    /// goes into the stored ones, or the compiler would shorten the loads.
+    #[inline(always)]
+    fn move_row(&self, row: u32, loaded: Loaded<I>) {
+        let (first, second) = (I::folded(loaded.first), I::folded(loaded.second));
+        let scale = (first ^ second)[0] as u8;
+        self.store(
+            row,
+            F::Element::folded(first),
+            F::Element::folded(second),
+            scale,
+        );
     }
 
     /// This lane's chunks of a row; zeros where there are none.
@@ -371,6 +414,22 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
     #[inline(always)]
     fn quantize_row(&self, row: u32, loaded: Loaded<I>) {
         let Loaded { first, second } = loaded;
+        let amax = I::amax_or_nan(first).max(I::amax_or_nan(second));
+        let scale = F::common_scale::<I>(self.block_amax(amax), self.prepared, self.table);
+        // A decision of the whole warp, so that lanes stay together for their next exchange.
+        // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
+        if unsafe { warp::warp_vote_all(FULL_MASK, scale.applies) } {
+            let quantize = |chunk| F::Element::quantize_chunk::<I>(chunk, scale.multiplier);
+            self.store(row, quantize(first), quantize(second), scale.code);
+        } else {
+            self.quantize_row_with_care(row, loaded);
+        }
+    }
+
+    /// Quantizes a row that has an uncommon block.
+    #[inline(always)]
+    fn quantize_row_with_care(&self, row: u32, loaded: Loaded<I>) {
+        let Loaded { first, second } = loaded;
         let mut amax = I::amax_or_nan(first).max(I::amax_or_nan(second));
         let has_nan = amax.is_nan();
         if has_nan && !self.rules.propagate_nan() {
@@ -378,10 +437,6 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
         }
         let amax = self.block_amax(amax);
         let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
-        if self.chunk >= self.chunks_per_row {
-            return;
-        }
-
         let multiplier = if has_nan {
             Multiplier::Any(scale.multiplier.factor())
         } else {
@@ -394,21 +449,35 @@ impl<F: BlockFormat, I: InputFormat> TileTask<F, I> {
                 F::Element::quantize_chunk::<I>(chunk, multiplier)
             }
         };
-        self.store(row, quantize(first), quantize(second));
+        self.store(row, quantize(first), quantize(second), scale.code);
+    }
 
+    /// Stores this lane's chunks of a row, and their block's scale if this is its first lane.
+    #[inline(always)]
+    fn store(
+        &self,
+        row: u32,
+        first: <F::Element as ElementFormat>::Packed,
+        second: <F::Element as ElementFormat>::Packed,
+        scale: u8,
+    ) {
+        if self.chunk >= self.chunks_per_row {
+            return;
+        }
+        self.store_elements(row, first, second);
         if self.lane.is_multiple_of(Self::LANES_PER_BLOCK) {
             let block = self.lane / Self::LANES_PER_BLOCK;
             let tiles = column_tiles_per_block::<F>();
             // The staging area is a scales tensor of one row tile.
             let offset = scale_tile::offset_in_tensor(0, row, block, tiles);
             self.staging
-                .store(scale_tile::swizzled(offset, self.swizzle_mask), scale.code);
+                .store(scale_tile::swizzled(offset, self.swizzle_mask), scale);
         }
     }
 
     /// Stores this lane's chunks of a row: in one access where every row is aligned for it.
     #[inline(always)]
-    fn store(
+    fn store_elements(
         &self,
         row: u32,
         first: <F::Element as ElementFormat>::Packed,
@@ -470,14 +539,38 @@ macro_rules! for_each_quantize_entry {
     };
 }
 
-macro_rules! define_entries {
-    ($($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
+/// The traffic twins of those entries that the benchmarks measure, in the same form; the arguments
+/// are those of the entries.
+#[macro_export]
+macro_rules! for_each_traffic_twin {
+    ($callback:ident) => {
+        $callback! {
+            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 128;
+            grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 128;
+            grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 128;
+            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 128;
+            grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 128;
+            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 128;
+            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 128;
+            grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 128;
+            grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 128;
+            grouped_quantize_traffic_nvfp4_bf16_t256: NvFp4, Bf16, 256;
+            grouped_quantize_traffic_mxfp4_bf16_t256: MxFp4, Bf16, 256;
+            grouped_quantize_traffic_mxfp8_bf16_t256: MxFp8, Bf16, 256;
+        }
+    };
+}
+
+/// Defines entries, each with this first line of documentation before its types.
+macro_rules! define {
+    ($does:literal, $twin:literal:
+        $($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
         #[doc = concat!(
-            "Quantizes grouped ", stringify!($input), " rows to ", stringify!($format), " with ",
+            $does, stringify!($input), " rows to ", stringify!($format), " with ",
             stringify!($threads), " threads a block."
         )]
         ///
-        /// Launch with [`grid_size`] blocks and [`STAGING_BYTES`] of dynamic shared memory.
+        /// Launch with [`grid_size`] blocks and [`SHARED_BYTES`] of dynamic shared memory.
         ///
         /// # Safety
         ///
@@ -520,7 +613,7 @@ macro_rules! define_entries {
         ) {
             // SAFETY: passed on to the caller.
             unsafe {
-                grouped_quantize::<$format, $input, $threads>(Arguments {
+                grouped_quantize::<$format, $input, $threads, $twin>(Arguments {
                     input,
                     input_rows,
                     columns,
@@ -544,4 +637,15 @@ macro_rules! define_entries {
     )*};
 }
 
+macro_rules! define_entries {
+    ($($entries:tt)*) => { define! { "Quantizes grouped ", false: $($entries)* } };
+}
+
+macro_rules! define_twins {
+    ($($entries:tt)*) => {
+        define! { "Moves what is moved when an entry quantizes grouped ", true: $($entries)* }
+    };
+}
+
 for_each_quantize_entry!(define_entries);
+for_each_traffic_twin!(define_twins);

@@ -5,7 +5,9 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_builder::ptx::{Function, Instruction, Module, Variable};
 use cuda_std::launch::{KernelArgs, KernelInfo};
-use kernels_gpu::{dequantize, for_each_quantize_entry, quantize, route};
+use kernels_gpu::{
+    baseline, dequantize, for_each_quantize_entry, for_each_traffic_twin, quantize, route,
+};
 use tokenyard::Device;
 use tokenyard_tests::Suite;
 
@@ -45,15 +47,28 @@ macro_rules! quantize_entries {
 
 for_each_quantize_entry!(quantize_entries);
 
+macro_rules! twin_entries {
+    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+        fn twins() -> Vec<KernelInfo> {
+            vec![$(<quantize::$name::Args as KernelArgs>::KERNEL),*]
+        }
+    };
+}
+
+for_each_traffic_twin!(twin_entries);
+
 fn entries() -> Vec<Entry> {
     let others = [
         dequantize::dequantize_nvfp4::Args::KERNEL,
         dequantize::dequantize_mxfp4::Args::KERNEL,
         dequantize::dequantize_mxfp8::Args::KERNEL,
+        baseline::copy::Args::KERNEL,
+        baseline::empty::Args::KERNEL,
         route::route_count::Args::KERNEL,
         route::route_offsets::Args::KERNEL,
         route::route_place::Args::KERNEL,
     ];
+    let others = others.into_iter().chain(twins());
     let others = others.map(|kernel| Entry { kernel, words: 0 });
     quantizers().into_iter().chain(others).collect()
 }

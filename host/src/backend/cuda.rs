@@ -4,9 +4,10 @@ use super::images::{self, Code};
 use super::{Handle, LaunchConfig};
 use crate::error::DeviceError;
 use cuda_driver::extra::{
-    self, DriverError, FunctionAttribute, LaunchAttributes, TensorMapDataType, TensorMapInterleave,
-    TensorMapL2Promotion, TensorMapOobFill, TensorMapSwizzle, TensorMapTiled,
-    encode_tensor_map_tiled, launch_kernel_ex, set_function_attribute,
+    self, CaptureMode, DriverError, FunctionAttribute, GraphExec, LaunchAttributes,
+    TensorMapDataType, TensorMapInterleave, TensorMapL2Promotion, TensorMapOobFill,
+    TensorMapSwizzle, TensorMapTiled, encode_tensor_map_tiled, launch_kernel_ex,
+    set_function_attribute,
 };
 use cuda_std::launch::KernelArgs;
 use cust::context::{Context, CurrentContext};
@@ -17,12 +18,17 @@ use cust::{CudaFlags, error::CudaError};
 use kernels_gpu::scale_tile::{Swizzle, TILE_BYTES};
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct CudaBackend {
     // The functions belong to the module, the module to the context: dropped in this order.
     functions: HashMap<&'static str, Function>,
     _module: Module,
     context: Context,
+    /// Graphs by number. Launching and destroying one need it alone, which the lock gives.
+    graphs: Mutex<Graphs>,
+    name: String,
+    l2_bytes: usize,
     description: String,
     capability: (u32, u32),
     multiprocessors: u32,
@@ -30,6 +36,12 @@ pub(crate) struct CudaBackend {
 
 /// Dynamic shared memory that every kernel may have without asking.
 const DEFAULT_SHARED_BYTES: usize = 48 << 10;
+
+#[derive(Default)]
+struct Graphs {
+    next: u64,
+    ready: HashMap<u64, GraphExec>,
+}
 
 /// A function of the loaded module.
 #[derive(Clone, Copy)]
@@ -57,18 +69,16 @@ fn driver_error(call: &'static str, code: u32) -> DeviceError {
     }
 }
 
-/// An error of the driver functions that `cust` lacks.
-fn extra_error(error: DriverError) -> DeviceError {
-    let call = match error {
-        DriverError::NoDriver(error) => return DeviceError::NoDriver(error),
-        DriverError::Failed { function, code } => return driver_error(function, code),
-        DriverError::TooOld { function, .. } => function,
-        _ => "cuTensorMapEncodeTiled",
-    };
-    DeviceError::Driver {
-        call,
-        code: CudaError::NotSupported as u32,
-        message: error.to_string(),
+/// An error of the driver's functions that `cust` does not have; `call` names one that is missing.
+fn extra_error(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
+    move |error| match error {
+        DriverError::NoDriver(error) => DeviceError::NoDriver(error),
+        DriverError::Failed { function, code } => driver_error(function, code),
+        error => DeviceError::Driver {
+            call,
+            code: CudaError::NotSupported as u32,
+            message: error.to_string(),
+        },
     }
 }
 
@@ -103,6 +113,7 @@ impl CudaBackend {
         let major = attribute(DeviceAttribute::ComputeCapabilityMajor)?;
         let minor = attribute(DeviceAttribute::ComputeCapabilityMinor)?;
         let multiprocessors = attribute(DeviceAttribute::MultiprocessorCount)?;
+        let l2_bytes = attribute(DeviceAttribute::L2CacheSize)? as usize;
         let name = device.name().map_err(cust_error("cuDeviceGetName"))?;
         let Some((image, code)) = images::best_for(major * 10 + minor) else {
             return Err(DeviceError::GpuTooOld {
@@ -128,18 +139,34 @@ impl CudaBackend {
             functions,
             _module: module,
             context,
+            graphs: Mutex::default(),
+            l2_bytes,
             description: format!(
                 "{name}, compute capability {major}.{minor}, {how} for {}",
                 image.target()
             ),
             capability: (major, minor),
             multiprocessors,
+            name,
         })
     }
 
     /// Makes this context the calling thread's. The driver's calls act on the current one.
     fn enter(&self) -> Result<(), DeviceError> {
         CurrentContext::set_current(&self.context).map_err(cust_error("cuCtxSetCurrent"))
+    }
+
+    fn graphs(&self) -> MutexGuard<'_, Graphs> {
+        // Every critical section leaves the map whole.
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn l2_bytes(&self) -> usize {
+        self.l2_bytes
     }
 
     pub(crate) fn description(&self) -> String {
@@ -288,6 +315,49 @@ impl CudaBackend {
             .and_then(|()| unsafe { driver!(cuEventDestroy_v2(event.0 as sys::CUevent)) });
     }
 
+    pub(crate) fn begin_capture(&self, stream: Handle) -> Result<(), DeviceError> {
+        self.enter()?;
+        // Other threads go on allocating; this one would break the recording with it, so it may not.
+        let mode = CaptureMode::ThreadLocal;
+        // SAFETY: the handle came from `create_stream`.
+        unsafe { extra::begin_capture(stream.0 as extra::RawStream, mode) }
+            .map_err(extra_error("cuStreamBeginCapture"))
+    }
+
+    pub(crate) fn end_capture(&self, stream: Handle) -> Result<Handle, DeviceError> {
+        self.enter()?;
+        // SAFETY: the handle came from `create_stream`, and a capture is under way.
+        let graph = unsafe { extra::end_capture(stream.0 as extra::RawStream) }
+            .map_err(extra_error("cuStreamEndCapture"))?;
+        let ready = graph
+            .instantiate()
+            .map_err(extra_error("cuGraphInstantiateWithFlags"))?;
+        let mut graphs = self.graphs();
+        graphs.next += 1;
+        let number = graphs.next;
+        graphs.ready.insert(number, ready);
+        Ok(Handle(number))
+    }
+
+    pub(crate) unsafe fn launch_graph(
+        &self,
+        stream: Handle,
+        graph: Handle,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        let graphs = self.graphs();
+        // SAFETY: the stream's handle came from `create_stream`; the rest is the caller's obligation.
+        unsafe { graphs.ready[&graph.0].launch(stream.0 as extra::RawStream) }
+            .map_err(extra_error("cuGraphLaunch"))
+    }
+
+    pub(crate) fn destroy_graph(&self, graph: Handle) {
+        // The driver acts on the current context.
+        if self.enter().is_ok() {
+            self.graphs().ready.remove(&graph.0);
+        }
+    }
+
     pub(crate) unsafe fn encode_scale_map(
         &self,
         to: *mut u8,
@@ -314,7 +384,7 @@ impl CudaBackend {
             l2_promotion: TensorMapL2Promotion::None,
             oob_fill: TensorMapOobFill::Zero,
         })
-        .map_err(extra_error)?;
+        .map_err(extra_error("cuTensorMapEncodeTiled"))?;
         let bytes: &[u8] = bytemuck::cast_slice(map.as_words());
         // SAFETY: the caller's obligation.
         unsafe { self.upload(to, bytes) }
@@ -342,7 +412,7 @@ impl CudaBackend {
                     shared_bytes as i32,
                 )
             }
-            .map_err(extra_error)?;
+            .map_err(extra_error("cuFuncSetAttribute"))?;
         }
         let mut blocks = 0;
         // SAFETY: as above; the count is written before the call returns.
@@ -379,7 +449,7 @@ impl CudaBackend {
                 };
                 // SAFETY: as below.
                 return unsafe { launch_kernel_ex(function.0.cast(), &launch, params) }
-                    .map_err(extra_error);
+                    .map_err(extra_error("cuLaunchKernelEx"));
             }
             // SAFETY: `params` points to one value for each parameter of this kernel, of its type;
             // the rest is the caller's obligation.

@@ -23,6 +23,9 @@ struct Handles {
     next: u64,
     streams: HashMap<u64, simt::Stream>,
     events: HashMap<u64, RecordedEvent>,
+    graphs: HashMap<u64, Vec<Launch>>,
+    /// What has been recorded of the streams that are being captured.
+    captures: HashMap<u64, Vec<Launch>>,
 }
 
 struct RecordedEvent {
@@ -62,6 +65,22 @@ impl EmulatorBackend {
         self.handles().streams[&stream.0]
     }
 
+    /// Refuses what a GPU's driver would refuse while a stream is being captured.
+    fn check_not_capturing(&self, call: &'static str) -> Result<(), DeviceError> {
+        if self.handles().captures.is_empty() {
+            return Ok(());
+        }
+        Err(DeviceError::Capturing { call })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        "emulator"
+    }
+
+    pub(crate) fn l2_bytes(&self) -> usize {
+        0
+    }
+
     pub(crate) fn description(&self) -> String {
         let (major, minor) = self.compute_capability();
         let suffix = if self.options.target.arch_specific {
@@ -81,6 +100,7 @@ impl EmulatorBackend {
     }
 
     pub(crate) fn alloc(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+        self.check_not_capturing("an allocation")?;
         Ok(self.machine.alloc(bytes)?)
     }
 
@@ -89,6 +109,7 @@ impl EmulatorBackend {
     }
 
     pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check_not_capturing("a copy to the device")?;
         self.machine.synchronize_all()?;
         // SAFETY: the caller's obligation; emulated device memory is host memory.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -100,6 +121,7 @@ impl EmulatorBackend {
         bytes: &mut [u8],
         from: *const u8,
     ) -> Result<(), DeviceError> {
+        self.check_not_capturing("a copy from the device")?;
         self.machine.synchronize_all()?;
         // SAFETY: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
@@ -112,6 +134,7 @@ impl EmulatorBackend {
         value: u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.check_not_capturing("a fill")?;
         self.machine.synchronize_all()?;
         // SAFETY: as in `upload`.
         unsafe { std::ptr::write_bytes(to, value, bytes) };
@@ -181,6 +204,50 @@ impl EmulatorBackend {
         self.handles().events.remove(&event.0);
     }
 
+    pub(crate) fn begin_capture(&self, stream: Handle) -> Result<(), DeviceError> {
+        self.handles().captures.insert(stream.0, Vec::new());
+        Ok(())
+    }
+
+    pub(crate) fn end_capture(&self, stream: Handle) -> Result<Handle, DeviceError> {
+        let mut handles = self.handles();
+        let launches = handles.captures.remove(&stream.0).unwrap_or_default();
+        let number = handles.issue();
+        handles.graphs.insert(number, launches);
+        Ok(Handle(number))
+    }
+
+    pub(crate) unsafe fn launch_graph(
+        &self,
+        stream: Handle,
+        graph: Handle,
+    ) -> Result<(), DeviceError> {
+        let launches = self.handles().graphs[&graph.0].clone();
+        for launch in launches {
+            // SAFETY: the caller's obligation.
+            unsafe { self.enqueue(stream, launch) }?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn destroy_graph(&self, graph: Handle) {
+        self.handles().graphs.remove(&graph.0);
+    }
+
+    /// Gives a launch to the stream, or to the recording of it.
+    ///
+    /// # Safety
+    ///
+    /// As [`Machine::launch`].
+    unsafe fn enqueue(&self, stream: Handle, launch: Launch) -> Result<(), DeviceError> {
+        if let Some(recorded) = self.handles().captures.get_mut(&stream.0) {
+            recorded.push(launch);
+            return Ok(());
+        }
+        // SAFETY: the caller's obligation.
+        Ok(unsafe { self.machine.launch(self.stream(stream), launch) }?)
+    }
+
     pub(crate) unsafe fn encode_scale_map(
         &self,
         to: *mut u8,
@@ -215,7 +282,13 @@ impl EmulatorBackend {
         threads: u32,
         _shared_bytes: usize,
     ) -> Result<u32, DeviceError> {
-        Ok(simt::MAX_RESIDENT_THREADS / threads)
+        // As on a GPU, no block is resident that is larger than the kernel says.
+        let too_large = A::KERNEL.max_threads.is_some_and(|limit| threads > limit);
+        Ok(if too_large {
+            0
+        } else {
+            simt::MAX_RESIDENT_THREADS / threads
+        })
     }
 
     pub(crate) unsafe fn launch<A: KernelArgs>(
@@ -234,6 +307,6 @@ impl EmulatorBackend {
             entry: Arc::new(move || unsafe { args.call() }),
         };
         // SAFETY: the entry may be called by any number of fibers; what it does is as above.
-        Ok(unsafe { self.machine.launch(self.stream(stream), launch) }?)
+        unsafe { self.enqueue(stream, launch) }
     }
 }

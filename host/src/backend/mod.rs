@@ -77,6 +77,16 @@ impl Backend {
         dispatch!(self.description())
     }
 
+    /// What the device is called, without its properties.
+    pub(crate) fn name(&self) -> &str {
+        dispatch!(self.name())
+    }
+
+    /// Bytes of the L2 cache; 0 where there is none.
+    pub(crate) fn l2_bytes(&self) -> usize {
+        dispatch!(self.l2_bytes())
+    }
+
     /// Major and minor compute capability.
     pub(crate) fn compute_capability(&self) -> (u32, u32) {
         dispatch!(self.compute_capability())
@@ -164,6 +174,35 @@ impl Backend {
 
     pub(crate) fn destroy_event(&self, event: Handle) {
         dispatch!(self.destroy_event(event))
+    }
+
+    /// From here on, launches on the stream are recorded and not run. Once at a time for a stream.
+    pub(crate) fn begin_capture(&self, stream: Handle) -> Result<(), DeviceError> {
+        dispatch!(self.begin_capture(stream))
+    }
+
+    /// Ends the recording, also if it fails, and makes a graph of it.
+    pub(crate) fn end_capture(&self, stream: Handle) -> Result<Handle, DeviceError> {
+        dispatch!(self.end_capture(stream))
+    }
+
+    /// Enqueues what a graph holds. Returns without waiting.
+    ///
+    /// # Safety
+    ///
+    /// As `launch`, for each launch that was recorded.
+    pub(crate) unsafe fn launch_graph(
+        &self,
+        stream: Handle,
+        graph: Handle,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.launch_graph(stream, graph)) }
+    }
+
+    /// Releases a graph, after its launches under way.
+    pub(crate) fn destroy_graph(&self, graph: Handle) {
+        dispatch!(self.destroy_graph(graph))
     }
 
     /// Encodes a tensor map for the scale tiles at `scales` into device memory at `to`.

@@ -144,6 +144,9 @@ impl EpRank {
 
     /// Receives what all ranks sent this one in the round of `pending`.
     ///
+    /// Ranks that share a device must all have sent, in stream order, before the first one receives: one that
+    /// waits may occupy the whole device, and those it waits for would never start.
+    ///
     /// When the stream has got there, `received` holds it; unless another rank did not send within the deadline,
     /// which [`EpGroup::check`](super::EpGroup::check) tells.
     ///

@@ -219,8 +219,8 @@ pub fn check_received(config: &EpConfig, inputs: &[Input], rank: usize, received
     // Where each row comes from: exact in token order, as a set in any other.
     let src_info = received.src_info().download().unwrap();
     let mut origins = vec![None; config.output_rows()];
-    for row in 0..shared {
-        origins[row] = Some((rank, first_shared + row));
+    for (row, origin) in origins.iter_mut().take(shared).enumerate() {
+        *origin = Some((rank, first_shared + row));
     }
     let mut ends = Vec::new();
     for (pair, expected) in pairs.iter().enumerate() {

@@ -5,7 +5,7 @@
 //! | E, R, G | [`Shape::experts`], `ranks`, `ranks_per_node` | expert `g` lives on rank `g / nl` as local expert `g % nl` |
 //! | nl | [`Shape::local_experts`] | E / R |
 //! | K, H, C | `top_k`, `hidden`, `capacity` | |
-//! | T | [`Rank::token_count()`] | at most C |
+//! | T | [`Rank::token_count`], [`Rank::token_limit`] | at most C |
 //! | S | [`Shape::shared_rows`] | rows of the shared expert |
 
 use super::message::MAX_TOP_K;
@@ -193,7 +193,7 @@ impl Rank {
     ///
     /// `token_count` is what the field's documentation says.
     #[inline(always)]
-    pub(super) unsafe fn token_count(&self) -> u32 {
+    pub(super) unsafe fn load_token_count(&self) -> u32 {
         if self.token_count.is_null() {
             return self.token_limit;
         }

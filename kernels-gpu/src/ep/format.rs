@@ -126,10 +126,7 @@ pub trait TokenFormat {
 fn load_run(token: GlobalView<u32x4>, run: u32, exists: bool) -> (u32x4, u32x4) {
     if exists {
         let chunk = run as usize * 2;
-        (
-            formats::Bf16::load(token, chunk),
-            formats::Bf16::load(token, chunk + 1),
-        )
+        (token.load(chunk), token.load(chunk + 1))
     } else {
         (formats::Bf16::zeros(), formats::Bf16::zeros())
     }
@@ -180,20 +177,24 @@ fn for_each_run(
     }
 }
 
-/// [`TokenFormat::stage`] of a block format whose blocks are `LANES` runs.
+/// [`TokenFormat::stage`] of a block format whose blocks are `LANES` runs. `amend` has the last word on the scale
+/// of a block with a given amax.
 #[inline(always)]
 fn stage_blocks<F: BlockFormat, const LANES: u32>(
     token: GlobalView<u32x4>,
     hidden: u32,
     encoding: Encoding,
     message: StagedMessage,
+    amend: impl Fn(BlockScale, f32) -> BlockScale,
 ) {
     const { assert!(F::BLOCK == LANES * RUN, "a block is whole runs") };
     let payload = message.payload::<<F::Element as ElementFormat>::PackedPair>();
     let scales = message.scales::<u8>();
     for_each_run(token, hidden, |run, exists, chunks| {
         let (amax, has_nan) = block_amax::<LANES>(chunks);
-        let scale = F::block_scale(amax.to_f32(), encoding.tensor_scale, encoding.rules);
+        let amax = amax.to_f32();
+        let scale = F::block_scale(amax, encoding.tensor_scale, encoding.rules);
+        let scale = amend(scale, amax);
         let multiplier = if has_nan {
             Multiplier::Any(scale.multiplier.factor())
         } else {
@@ -322,7 +323,7 @@ impl TokenFormat for Nvfp4 {
 
     #[inline(always)]
     fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
-        stage_blocks::<NvFp4, 1>(token, hidden, encoding, message);
+        stage_blocks::<NvFp4, 1>(token, hidden, encoding, message, |scale, _| scale);
     }
 }
 
@@ -341,7 +342,7 @@ impl TokenFormat for Mxfp4 {
 
     #[inline(always)]
     fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
-        stage_blocks::<MxFp4, 2>(token, hidden, encoding, message);
+        stage_blocks::<MxFp4, 2>(token, hidden, encoding, message, |scale, _| scale);
     }
 }
 
@@ -361,35 +362,13 @@ impl TokenFormat for Mxfp8 {
 
     #[inline(always)]
     fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
-        stage_blocks::<MxFp8OrZero, 2>(token, hidden, encoding, message);
-    }
-}
-
-/// MXFP8 with zeros for blocks that have no finite scale.
-struct MxFp8OrZero;
-
-impl BlockFormat for MxFp8OrZero {
-    type Element = E4m3;
-    const BLOCK: u32 = MxFp8::BLOCK;
-
-    #[inline(always)]
-    fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale {
-        let scale = MxFp8::block_scale(amax, tensor, rules);
-        let dead = scale.code == E8m0::NAN || (scale.code == 0 && amax != 0.0);
-        BlockScale {
-            code: if dead { 0 } else { scale.code },
-            dead,
-            ..scale
-        }
-    }
-
-    #[inline(always)]
-    fn scale_to_f32(code: u8) -> f32 {
-        MxFp8::scale_to_f32(code)
-    }
-
-    #[inline(always)]
-    fn undo_tensor_scale(value: f32, encode: f32) -> f32 {
-        MxFp8::undo_tensor_scale(value, encode)
+        stage_blocks::<MxFp8, 2>(token, hidden, encoding, message, |scale, amax| {
+            let dead = scale.code == E8m0::NAN || (scale.code == 0 && amax != 0.0);
+            BlockScale {
+                code: if dead { 0 } else { scale.code },
+                dead,
+                ..scale
+            }
+        });
     }
 }

@@ -141,7 +141,7 @@ impl Offsets<'_> {
             )
         };
         // SAFETY: by the contract of `publish`.
-        let tokens = unsafe { self.rank.token_count() };
+        let tokens = unsafe { self.rank.load_token_count() };
         let (_, shared_rows) = shape.shared_rows(self.rank.rank, tokens);
         let mut rows_before = shared_rows.next_multiple_of(F::SCALES.row_multiple());
         let mut tiles_before = shared_rows.div_ceil(TILE_ROWS);

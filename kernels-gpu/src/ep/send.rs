@@ -56,7 +56,7 @@ impl Sender<'_> {
     pub(super) unsafe fn send_tokens<F: TokenFormat, const KEEP_OWN: bool>(self) {
         self.zero_scale_padding();
         // SAFETY: the caller's obligation.
-        let tokens = unsafe { self.rank.token_count() };
+        let tokens = unsafe { self.rank.load_token_count() };
         let encoding = self.encoding();
         let mut stage = 0;
         let mut token = thread::block_idx_x();

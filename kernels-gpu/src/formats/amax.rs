@@ -14,6 +14,9 @@
 pub struct Amax(i32);
 
 impl Amax {
+    /// Only zeros seen.
+    pub const ZERO: Self = Self(0);
+
     /// Only NaN seen.
     pub const NO_NUMBER: Self = Self(-1);
 

@@ -1,8 +1,11 @@
 //! The block formats: an element type, a scale type, a block size, and the arithmetic of a scale.
 
-use super::{E2m1, E4m3, E8m0, ElementFormat, Multiplier, Rules};
+use super::{
+    Amax, E2m1, E4m3, E8m0, ElementFormat, InputFormat, Multiplier, PowerOfTwoScales, Rules,
+};
 use crate::scale_tile::TILE_BLOCKS;
 use cuda_std::math;
+use cuda_std::view::SharedView;
 
 /// The tensor-wise factor of an expert.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +38,26 @@ pub struct BlockScale {
     pub dead: bool,
 }
 
+/// A block's scale in the common case, which takes few instructions to recognise and to compute.
+#[derive(Clone, Copy, Debug)]
+pub struct CommonScale {
+    /// Whether the block is a common one. If not, the rest means nothing, and
+    /// [`BlockFormat::block_scale`] has the answer.
+    pub applies: bool,
+    /// The stored byte.
+    pub code: u8,
+    /// What elements are multiplied by.
+    pub multiplier: Multiplier,
+}
+
 /// A block-scaled format.
 pub trait BlockFormat {
+    /// What a thread block works out once for its expert, so that a common scale costs little.
+    type Prepared: Copy;
+
+    /// Entries of a table in shared memory that the thread block fills once for its expert.
+    const TABLE: usize;
+
     /// The element type.
     type Element: ElementFormat;
 
@@ -55,6 +76,20 @@ pub trait BlockFormat {
     /// exact reciprocal of the stored scale, 2^127 (times the factor), so that even subnormals of BF16
     /// survive. Hardened reciprocals are also finite where an enormous factor would make them infinite.
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale;
+
+    /// Entry `index` (below [`TABLE`](Self::TABLE)) of the table.
+    fn table_entry(index: u32, tensor: TensorScale, rules: Rules) -> f32;
+
+    /// Works out what [`common_scale`](Self::common_scale) needs.
+    fn prepare(tensor: TensorScale, rules: Rules) -> Self::Prepared;
+
+    /// The scale of a block, if it is a common one: of zeros, or of numbers whose largest is in a
+    /// comfortable range. What it says is what [`block_scale`](Self::block_scale) would say.
+    fn common_scale<I: InputFormat>(
+        amax: Amax,
+        prepared: Self::Prepared,
+        table: SharedView<f32>,
+    ) -> CommonScale;
 
     /// The value of a scale byte.
     fn scale_to_f32(code: u8) -> f32;
@@ -78,6 +113,17 @@ fn fp4_reciprocal(scale: f32, amax: f32, tensor: TensorScale, rules: Rules) -> f
     }
 }
 
+/// What is known of the products of a block of numbers, `amax` the largest, with a reciprocal.
+#[inline(always)]
+fn multiplier_of_numbers(reciprocal: f32, amax: f32) -> Multiplier {
+    // Infinity times zero, or zero times infinity, would be NaN.
+    if reciprocal > 0.0 && reciprocal <= f32::MAX && amax <= f32::MAX {
+        Multiplier::Number(reciprocal)
+    } else {
+        Multiplier::Any(reciprocal)
+    }
+}
+
 /// The multiplier of a hardened MX block with scale code 0: `encode * 2^127`, kept finite.
 #[inline(always)]
 fn smallest_scale_reciprocal(encode: f32) -> f32 {
@@ -88,26 +134,64 @@ fn smallest_scale_reciprocal(encode: f32) -> f32 {
 #[derive(Clone, Copy, Debug)]
 pub struct NvFp4;
 
+impl NvFp4 {
+    /// Scale codes that keep products below 7: rounding makes those scales at most 1/8 too small (half
+    /// of the last bit of the subnormal 4 * 2^-9), which makes the largest product 6 * (1 + 1/8) = 6.75
+    /// at most. The largest code is not among them, as it stands for everything above it as well.
+    const COMMON_CODES: core::ops::RangeInclusive<u32> = 0x04..=0x7D;
+
+    #[inline(always)]
+    fn scale_code(amax: f32, encode: f32) -> u8 {
+        E4m3::from_f32(encode * amax * (1.0 / E2m1::MAX))
+    }
+}
+
 impl BlockFormat for NvFp4 {
+    type Prepared = f32;
     type Element = E2m1;
     const BLOCK: u32 = 16;
+    const TABLE: usize = 128;
 
     #[inline(always)]
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale {
-        // Codes of normal numbers below the largest one, which stands for everything above as well.
-        const UNSATURATED_NORMALS: core::ops::RangeInclusive<u8> = 0x08..=0x7D;
-        let code = E4m3::from_f32(tensor.encode * amax * (1.0 / E2m1::MAX));
+        let code = Self::scale_code(amax, tensor.encode);
         let reciprocal = fp4_reciprocal(E4m3::to_f32(code), amax, tensor, rules);
         BlockScale {
             code,
-            // Rounding to three mantissa bits makes a scale at most 1/16 too small, so the largest
-            // product is 6 / (1 - 1/16) = 6.4.
-            multiplier: if UNSATURATED_NORMALS.contains(&code) && reciprocal <= f32::MAX {
-                Multiplier::Below7(reciprocal)
-            } else {
-                Multiplier::Any(reciprocal)
-            },
+            multiplier: multiplier_of_numbers(reciprocal, amax),
             dead: code == 0 && amax != 0.0 && !rules.strict(),
+        }
+    }
+
+    /// The reciprocal for scale code `index`; NaN where the block is no common one.
+    #[inline(always)]
+    fn table_entry(index: u32, tensor: TensorScale, rules: Rules) -> f32 {
+        let any_amax = f32::MAX;
+        match index {
+            0 => 0.0,
+            _ if !Self::COMMON_CODES.contains(&index) => f32::NAN,
+            _ => fp4_reciprocal(E4m3::to_f32(index as u8), any_amax, tensor, rules),
+        }
+    }
+
+    #[inline(always)]
+    fn prepare(tensor: TensorScale, _: Rules) -> f32 {
+        tensor.encode
+    }
+
+    #[inline(always)]
+    fn common_scale<I: InputFormat>(
+        amax: Amax,
+        encode: f32,
+        table: SharedView<f32>,
+    ) -> CommonScale {
+        let amax = amax.to_f32();
+        let code = Self::scale_code(amax, encode);
+        let reciprocal = table.load(code as usize % Self::TABLE);
+        CommonScale {
+            applies: reciprocal <= f32::MAX && if code == 0 { amax == 0.0 } else { code < 0x80 },
+            code,
+            multiplier: Multiplier::Below7(reciprocal),
         }
     }
 
@@ -129,30 +213,50 @@ impl BlockFormat for NvFp4 {
 pub struct MxFp4;
 
 impl BlockFormat for MxFp4 {
+    type Prepared = PowerOfTwoScales;
     type Element = E2m1;
     const BLOCK: u32 = 32;
+    const TABLE: usize = 0;
 
     #[inline(always)]
     fn block_scale(amax: f32, tensor: TensorScale, rules: Rules) -> BlockScale {
-        let code = E8m0::from_amax(
-            tensor.encode * amax,
-            rules.scale_rounding(),
-            E2m1::MAX,
-            E2m1::EMAX,
-            E2m1::MANTISSA_BITS,
-        );
+        let code = E8m0::from_amax::<E2m1>(tensor.encode * amax, rules.scale_rounding());
         let multiplier = if tensor.encode == 1.0 {
             mx_multiplier(code, amax, rules)
         } else if code == 0 && amax != 0.0 && !rules.strict() {
-            Multiplier::Any(smallest_scale_reciprocal(tensor.encode))
+            multiplier_of_numbers(smallest_scale_reciprocal(tensor.encode), amax)
         } else {
-            Multiplier::Any(fp4_reciprocal(E8m0::to_f32(code), amax, tensor, rules))
+            let reciprocal = fp4_reciprocal(E8m0::to_f32(code), amax, tensor, rules);
+            multiplier_of_numbers(reciprocal, amax)
         };
         BlockScale {
             code,
             multiplier,
             dead: false,
         }
+    }
+
+    #[inline(always)]
+    fn table_entry(_: u32, _: TensorScale, _: Rules) -> f32 {
+        0.0
+    }
+
+    #[inline(always)]
+    fn prepare(tensor: TensorScale, rules: Rules) -> PowerOfTwoScales {
+        if tensor.encode == 1.0 {
+            PowerOfTwoScales::new::<E2m1>(rules.scale_rounding())
+        } else {
+            PowerOfTwoScales::NEVER
+        }
+    }
+
+    #[inline(always)]
+    fn common_scale<I: InputFormat>(
+        amax: Amax,
+        scales: PowerOfTwoScales,
+        _: SharedView<f32>,
+    ) -> CommonScale {
+        scales.common_scale(amax, I::MXFP4_CODES)
     }
 
     #[inline(always)]
@@ -171,23 +275,38 @@ impl BlockFormat for MxFp4 {
 pub struct MxFp8;
 
 impl BlockFormat for MxFp8 {
+    type Prepared = PowerOfTwoScales;
     type Element = E4m3;
     const BLOCK: u32 = 32;
+    const TABLE: usize = 0;
 
     #[inline(always)]
     fn block_scale(amax: f32, _: TensorScale, rules: Rules) -> BlockScale {
-        let code = E8m0::from_amax(
-            amax,
-            rules.scale_rounding(),
-            E4m3::MAX,
-            E4m3::EMAX,
-            E4m3::MANTISSA_BITS,
-        );
+        let code = E8m0::from_amax::<E4m3>(amax, rules.scale_rounding());
         BlockScale {
             code,
             multiplier: mx_multiplier(code, amax, rules),
             dead: false,
         }
+    }
+
+    #[inline(always)]
+    fn table_entry(_: u32, _: TensorScale, _: Rules) -> f32 {
+        0.0
+    }
+
+    #[inline(always)]
+    fn prepare(_: TensorScale, rules: Rules) -> PowerOfTwoScales {
+        PowerOfTwoScales::new::<E4m3>(rules.scale_rounding())
+    }
+
+    #[inline(always)]
+    fn common_scale<I: InputFormat>(
+        amax: Amax,
+        scales: PowerOfTwoScales,
+        _: SharedView<f32>,
+    ) -> CommonScale {
+        scales.common_scale(amax, PowerOfTwoScales::common_codes::<E4m3>())
     }
 
     #[inline(always)]
@@ -205,13 +324,12 @@ impl BlockFormat for MxFp8 {
 #[inline(always)]
 fn mx_multiplier(code: u8, amax: f32, rules: Rules) -> Multiplier {
     if amax == 0.0 {
-        Multiplier::PowerOfTwo(0.0)
+        Multiplier::Number(0.0)
     } else if code == 0 && rules.strict() {
         // What a reciprocal that flushes subnormals makes of 2^-127. Zero times it is NaN.
         Multiplier::Any(f32::INFINITY)
-    } else if code == E8m0::NAN {
-        Multiplier::Any(f32::NAN)
     } else {
-        Multiplier::PowerOfTwo(E8m0::reciprocal(code))
+        // NaN for the scale NaN, which infinities have too.
+        multiplier_of_numbers(E8m0::reciprocal(code), amax)
     }
 }

@@ -17,8 +17,8 @@
 //! rounding are one instruction, to nearest even. As a tie between two codes goes to the even code,
 //! and an even code is one with a zero mantissa bit, this is the rounding that the format asks for.
 
-use super::{ElementFormat, InputFormat, Multiplier};
-use core::simd::u32x2;
+use super::{Bf16, ElementFormat, F16, InputFormat, Multiplier};
+use core::simd::{u32x2, u32x4};
 use cuda_std::{cfg, cvt, math};
 
 /// The 4-bit float with two exponent bits and one mantissa bit.
@@ -26,13 +26,6 @@ use cuda_std::{cfg, cvt, math};
 pub struct E2m1;
 
 impl E2m1 {
-    /// The largest value.
-    pub const MAX: f32 = 6.0;
-    /// emax: the largest power of two is 2^2.
-    pub const EMAX: u32 = 2;
-    /// Mantissa bits.
-    pub const MANTISSA_BITS: u32 = 1;
-
     /// Rounds to nearest even, saturating to ±6. The sign of a zero is kept; NaN gives +6 (0x7).
     ///
     /// ```
@@ -68,19 +61,26 @@ impl E2m1 {
     /// The three lines, in f32: exact for every magnitude. NaN counts as 6.
     #[inline(always)]
     fn magnitude_code(magnitude: f32) -> u32 {
-        Self::lowest_line(magnitude.min(Self::MAX)) - ONES.to_bits()
+        Self::lowest_line::<false>(magnitude.min(Self::MAX)) - ONES.to_bits()
     }
 
-    /// The lowest of the three lines at a magnitude below 7, as the bits of `ONES + code`.
+    /// The lowest of the three lines at a magnitude that is not NaN, as the bits of `ONES + code`.
+    ///
+    /// The lines exceed code 7 from magnitude 7 on; `SATURATE` caps them there.
     ///
     /// Compared as integers, in which order positive numbers are too: that makes one instruction
     /// of the two minima.
     #[inline(always)]
-    fn lowest_line(magnitude: f32) -> u32 {
+    fn lowest_line<const SATURATE: bool>(magnitude: f32) -> u32 {
         let low = math::fma(magnitude, 2.0, ONES).to_bits();
         let middle = (magnitude + (ONES + 2.0)).to_bits();
         let high = math::fma(magnitude, 0.5, ONES + 4.0).to_bits();
-        low.min(middle).min(high)
+        let lowest = low.min(middle).min(high);
+        if SATURATE {
+            lowest.min((ONES + 7.0).to_bits())
+        } else {
+            lowest
+        }
     }
 
     /// Eight codes, whatever the products are.
@@ -93,14 +93,18 @@ impl E2m1 {
         byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24
     }
 
-    /// Eight codes from products below 7 in magnitude, by the three lines in f32.
+    /// Eight codes from products that are not NaN, by the three lines in f32. Without `SATURATE` they
+    /// must be below 7 in magnitude.
     #[inline(always)]
-    fn chunk_in_f32<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
+    pub(super) fn chunk_in_f32<I: InputFormat, const SATURATE: bool>(
+        chunk: I::Chunk,
+        factor: f32,
+    ) -> u32 {
         // Each line's bits are those of `ONES` plus a code. Shifting and adding the bits as they are
         // collects the codes, and a constant, which is subtracted once.
         const EIGHT_ONES: u32 = ONES.to_bits().wrapping_mul(0x1111_1111);
         let append = |codes: u32, magnitude: f32| {
-            (codes << 4).wrapping_add(Self::lowest_line(magnitude * factor))
+            (codes << 4).wrapping_add(Self::lowest_line::<SATURATE>(magnitude * factor))
         };
         let append_pair = |codes, index| {
             let (low, high) = I::magnitudes(chunk, index);
@@ -110,43 +114,35 @@ impl E2m1 {
         codes.wrapping_sub(EIGHT_ONES) | I::signs(chunk)
     }
 
-    /// Eight codes from products that are exact in half precision, two at a time.
+    /// Eight codes of 16-bit elements times a power of two, two at a time.
     ///
-    /// Magnitudes below the smallest normal half may round on the way; they end as zero either way.
+    /// The lines are drawn over the elements themselves: multiplying by the power of two is exact, so
+    /// it can be left to the multiply-adds that the lines consist of.
     #[inline(always)]
-    fn chunk_in_halves<I: InputFormat>(chunk: I::Chunk, factor: f32) -> u32 {
-        /// A half in both halves of a word.
-        const fn twice(bits: u32) -> u32 {
-            bits << 16 | bits
-        }
-        // 1024: the last mantissa bit of a half near it counts ones. Codes are its low bits.
-        const HALF: u32 = twice(0x3800); // 0.5
-        const TWO: u32 = twice(0x4000); // 2
-        const ONES: u32 = twice(0x6400); // 1024
-        const ONES_2: u32 = twice(0x6402); // 1026
-        const ONES_4: u32 = twice(0x6404); // 1028
-        const ONES_7: u32 = twice(0x6407); // 1031
+    pub(super) fn chunk_in_pairs<P: Pairs>(chunk: u32x4, power: f32) -> u32 {
+        let [a, b, c, d] = chunk.to_array();
+        let once = P::power_of_two(power);
+        let double = once + P::EXPONENT_STEP;
+        let half = once - P::EXPONENT_STEP;
 
-        // Codes of elements 2 i and 2 i + 1 in bits 2..0 and 18..16.
-        let pair = |index| {
-            let (low, high) = I::magnitudes(chunk, index);
-            let t = cvt::cvt_rn_f16x2_f32(high * factor, low * factor);
-            let low_line = math::fma_f16x2(t, TWO, ONES);
-            let middle_line = math::add_f16x2(t, ONES_2);
-            let high_line = math::fma_f16x2(t, HALF, ONES_4);
-            let lowest = math::min_f16x2(
-                math::min_f16x2(low_line, middle_line),
-                math::min_f16x2(high_line, ONES_7),
-            );
-            lowest & twice(0x7)
+        // The codes of a word's two elements, in bits 2..0 and 18..16. Above them is noise.
+        let codes = |word| {
+            let magnitudes = word & SIGNLESS;
+            let low = P::fma(magnitudes, double, P::ONES);
+            let middle = P::fma(magnitudes, once, P::ONES + 2 * EACH);
+            let high = P::fma(magnitudes, half, P::ONES + 4 * EACH);
+            P::min(P::min(low, middle), P::min(high, P::ONES + 7 * EACH))
         };
-
-        // Two pairs at a time: codes 0, 2, 1, 3 in the low bits of the four bytes, then folded.
-        let four = |index| {
-            let spread = pair(index) | pair(index + 1) << 8;
-            spread | spread >> 12
+        // Two words' codes, one in each byte: elements 0, 2, 1, 3. Their signs go into bit 3 there.
+        let four = |first: u32, second: u32| {
+            let codes = math::prmt(codes(first), codes(second), 0x6240);
+            let signs = math::prmt(first, second, 0xFBD9);
+            codes | signs & 0x0808_0808
         };
-        math::prmt(four(0), four(2), 0x5410) | I::signs(chunk)
+        let (first, second) = (four(a, b), four(c, d));
+        let even = math::prmt(first, second, 0x5410);
+        let odd = math::prmt(first, second, 0x7632);
+        even | odd << 4
     }
 
     /// Eight codes by the conversion instruction.
@@ -160,10 +156,75 @@ impl E2m1 {
     }
 }
 
+/// Sign bits cleared in both halves of a word.
+const SIGNLESS: u32 = 0x7FFF_7FFF;
+
+/// 1 in both halves of a word: one unit in the last place of each of a pair.
+const EACH: u32 = 0x0001_0001;
+
+/// Arithmetic on two 16-bit floats in a word.
+pub(super) trait Pairs {
+    /// In both halves, the number whose last mantissa bit counts ones.
+    const ONES: u32;
+    /// In both halves, what doubles a normal number when it is added to its bits.
+    const EXPONENT_STEP: u32;
+
+    /// `power`, a power of two, in both halves. It, its half and its double are normal in this type.
+    fn power_of_two(power: f32) -> u32;
+    /// `a * b + c`, rounded once.
+    fn fma(a: u32, b: u32, c: u32) -> u32;
+    /// The lesser.
+    fn min(a: u32, b: u32) -> u32;
+}
+
+impl Pairs for Bf16 {
+    const ONES: u32 = 0x4300 * EACH; // 128
+    const EXPONENT_STEP: u32 = 0x0080 * EACH;
+
+    #[inline(always)]
+    fn power_of_two(power: f32) -> u32 {
+        math::prmt(power.to_bits(), 0, 0x3232)
+    }
+
+    #[inline(always)]
+    fn fma(a: u32, b: u32, c: u32) -> u32 {
+        math::fma_bf16x2(a, b, c)
+    }
+
+    #[inline(always)]
+    fn min(a: u32, b: u32) -> u32 {
+        math::min_bf16x2(a, b)
+    }
+}
+
+impl Pairs for F16 {
+    const ONES: u32 = 0x6400 * EACH; // 1024
+    const EXPONENT_STEP: u32 = 0x0400 * EACH;
+
+    #[inline(always)]
+    fn power_of_two(power: f32) -> u32 {
+        cvt::cvt_rn_f16x2_f32(power, power)
+    }
+
+    #[inline(always)]
+    fn fma(a: u32, b: u32, c: u32) -> u32 {
+        math::fma_f16x2(a, b, c)
+    }
+
+    #[inline(always)]
+    fn min(a: u32, b: u32) -> u32 {
+        math::min_f16x2(a, b)
+    }
+}
+
 /// 1.5 * 2^23: the last mantissa bit of a sum near it counts ones.
 const ONES: f32 = 12_582_912.0;
 
 impl ElementFormat for E2m1 {
+    const MAX: f32 = 6.0;
+    const EMAX: u32 = 2;
+    const MANTISSA_BITS: u32 = 1;
+
     type Packed = u32;
     type PackedPair = u32x2;
 
@@ -172,17 +233,22 @@ impl ElementFormat for E2m1 {
         let factor = multiplier.factor();
         match multiplier {
             _ if cfg::has_fp4_cvt() => Self::chunk_in_hardware::<I>(chunk, factor),
-            Multiplier::PowerOfTwo(_) if I::FITS_HALF => Self::chunk_in_halves::<I>(chunk, factor),
-            Multiplier::Below7(_) => Self::chunk_in_f32::<I>(chunk, factor),
-            Multiplier::PowerOfTwo(_) | Multiplier::Any(_) => {
-                Self::chunk_with_care::<I>(chunk, factor)
-            }
+            Multiplier::PowerOfTwo(_) => I::mxfp4_chunk(chunk, factor),
+            Multiplier::Below7(_) => Self::chunk_in_f32::<I, false>(chunk, factor),
+            Multiplier::Number(_) => Self::chunk_in_f32::<I, true>(chunk, factor),
+            Multiplier::Any(_) => Self::chunk_with_care::<I>(chunk, factor),
         }
     }
 
     #[inline(always)]
     fn zeros() -> u32 {
         0
+    }
+
+    #[inline(always)]
+    fn folded(words: u32x4) -> u32 {
+        let [a, b, c, d] = words.to_array();
+        a ^ b ^ c ^ d
     }
 
     #[inline(always)]

@@ -10,12 +10,6 @@ use cuda_std::{cfg, cvt};
 pub struct E4m3;
 
 impl E4m3 {
-    /// The largest value.
-    pub const MAX: f32 = 448.0;
-    /// emax: the largest power of two is 2^8.
-    pub const EMAX: u32 = 8;
-    /// Mantissa bits.
-    pub const MANTISSA_BITS: u32 = 3;
     /// The code of NaN.
     pub const NAN: u8 = 0x7F;
 
@@ -84,6 +78,10 @@ impl E4m3 {
 }
 
 impl ElementFormat for E4m3 {
+    const MAX: f32 = 448.0;
+    const EMAX: u32 = 8;
+    const MANTISSA_BITS: u32 = 3;
+
     type Packed = u32x2;
     type PackedPair = u32x4;
 
@@ -100,6 +98,12 @@ impl ElementFormat for E4m3 {
     #[inline(always)]
     fn zeros() -> u32x2 {
         u32x2::splat(0)
+    }
+
+    #[inline(always)]
+    fn folded(words: u32x4) -> u32x2 {
+        let [a, b, c, d] = words.to_array();
+        u32x2::from_array([a ^ b, c ^ d])
     }
 
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! E8M0: a power of two, `2^(code - 127)`. No sign, no zero, no infinity; 0xFF is NaN.
 
-use super::ScaleRounding;
+use super::{Amax, CommonScale, ElementFormat, Multiplier, ScaleRounding};
+use core::ops::RangeInclusive;
 use cuda_std::{cfg, cvt};
 
 /// The scale type of the MX formats.
@@ -38,18 +39,9 @@ impl E8m0 {
         if code > 254 { 254 } else { code as u8 }
     }
 
-    /// The scale code for a block whose largest magnitude is `amax`.
-    ///
-    /// `element_max` is the largest element, `2^element_emax` the power of two at or below it, and
-    /// `mantissa_bits` the width of an element's mantissa.
+    /// The scale code for a block of `E` whose largest magnitude is `amax`.
     #[inline(always)]
-    pub fn from_amax(
-        amax: f32,
-        rounding: ScaleRounding,
-        element_max: f32,
-        element_emax: u32,
-        mantissa_bits: u32,
-    ) -> u8 {
+    pub fn from_amax<E: ElementFormat>(amax: f32, rounding: ScaleRounding) -> u8 {
         let bits = amax.to_bits();
         if bits & Self::EXPONENT == Self::EXPONENT {
             return Self::NAN;
@@ -57,12 +49,12 @@ impl E8m0 {
         let rounded = match rounding {
             // The reciprocal of 6 or 448 is itself rounded, and yet, for every 16-bit amax, the
             // code equals that of the exact quotient (checked exhaustively by the tests).
-            ScaleRounding::Rceil => return Self::round_up(amax * (1.0 / element_max)),
+            ScaleRounding::Rceil => return Self::round_up(amax * (1.0 / E::MAX)),
             ScaleRounding::Floor => bits,
             // Half up: adding half of the last element bit carries into the exponent at a tie.
-            ScaleRounding::Even => bits + (1 << (22 - mantissa_bits)),
+            ScaleRounding::Even => bits + half_of_last_bit::<E>(),
         };
-        (rounded >> 23).saturating_sub(element_emax) as u8
+        (rounded >> 23).saturating_sub(E::EMAX) as u8
     }
 
     /// The value of a code.
@@ -95,6 +87,70 @@ impl E8m0 {
             f32::NAN
         } else {
             Self::to_f32(254 - code)
+        }
+    }
+}
+
+/// Half of the last mantissa bit of `E`, in an `f32` of the same exponent.
+const fn half_of_last_bit<E: ElementFormat>() -> u32 {
+    1 << (22 - E::MANTISSA_BITS)
+}
+
+/// [`E8m0::from_amax`] where nothing special happens: all three roundings are then
+/// `exponent(bits(amax * factor) + bias) - offset`, three instructions.
+#[derive(Clone, Copy, Debug)]
+pub struct PowerOfTwoScales {
+    factor: f32,
+    bias: u32,
+    offset: u32,
+}
+
+impl PowerOfTwoScales {
+    /// No block is a common one: NaN has no common exponent.
+    pub const NEVER: Self = Self {
+        factor: f32::NAN,
+        bias: 0,
+        offset: 0,
+    };
+
+    /// For blocks of `E`.
+    #[inline(always)]
+    pub const fn new<E: ElementFormat>(rounding: ScaleRounding) -> Self {
+        let (factor, bias, offset) = match rounding {
+            // All that is missing to the next exponent, so that any mantissa bit carries.
+            ScaleRounding::Rceil => (1.0 / E::MAX, 0x007F_FFFF, 0),
+            ScaleRounding::Floor => (1.0, 0, E::EMAX),
+            ScaleRounding::Even => (1.0, half_of_last_bit::<E>(), E::EMAX),
+        };
+        Self {
+            factor,
+            bias,
+            offset,
+        }
+    }
+
+    /// Codes at which the three instructions are right: from below, quotients are normal numbers;
+    /// from above, infinity and NaN, whose exponent is 255, are out even after `EMAX` was subtracted.
+    pub const fn common_codes<E: ElementFormat>() -> RangeInclusive<u32> {
+        2..=254 - E::EMAX
+    }
+
+    /// The scale of a block, common if it is zero or its code is one of `codes`.
+    #[inline(always)]
+    pub fn common_scale(self, amax: Amax, codes: RangeInclusive<u32>) -> CommonScale {
+        let zero = amax == Amax::ZERO;
+        let bits = (amax.to_f32() * self.factor).to_bits();
+        let code = (bits.wrapping_add(self.bias) >> 23).wrapping_sub(self.offset);
+        // Zeros stay zeros under any factor.
+        let reciprocal = if zero {
+            1.0
+        } else {
+            f32::from_bits(254u32.wrapping_sub(code) << 23)
+        };
+        CommonScale {
+            applies: zero || codes.contains(&code),
+            code: if zero { 0 } else { code as u8 },
+            multiplier: Multiplier::PowerOfTwo(reciprocal),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The input types, read in chunks of eight elements.
 
-use super::Amax;
+use super::{Amax, E2m1, PowerOfTwoScales};
+use core::ops::RangeInclusive;
 use core::simd::u32x4;
 use cuda_std::view::GlobalView;
 use cuda_std::{cvt, math};
@@ -10,9 +11,8 @@ pub trait InputFormat {
     /// Eight consecutive elements, as loaded.
     type Chunk: Copy;
 
-    /// Whether at most 11 significant bits are needed, so that a value times a power of two fits a
-    /// half (its range aside).
-    const FITS_HALF: bool;
+    /// Codes of the E8M0 scales that [`mxfp4_chunk`](Self::mxfp4_chunk) takes the reciprocals of.
+    const MXFP4_CODES: RangeInclusive<u32> = PowerOfTwoScales::common_codes::<E2m1>();
 
     /// 16-byte vectors in a chunk.
     const VECTORS: usize;
@@ -23,11 +23,17 @@ pub trait InputFormat {
     /// Reads chunk `index` of a tensor: `VECTORS` 16-byte accesses.
     fn load(tensor: GlobalView<u32x4>, index: usize) -> Self::Chunk;
 
+    /// Sixteen bytes that depend on every bit of the chunk and on little arithmetic.
+    fn folded(chunk: Self::Chunk) -> u32x4;
+
     /// Elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
     fn pair(chunk: Self::Chunk, index: usize) -> (f32, f32);
 
     /// The magnitudes of elements `2 * index` and `2 * index + 1`, widened; `index` is below 4.
     fn magnitudes(chunk: Self::Chunk, index: usize) -> (f32, f32);
+
+    /// Eight E2M1 codes of the elements times `power`, a power of two. No product is NaN.
+    fn mxfp4_chunk(chunk: Self::Chunk, power: f32) -> u32;
 
     /// The sign of element `i` in bit `4 * i + 3`, where an E2M1 code has it.
     fn signs(chunk: Self::Chunk) -> u32;
@@ -99,8 +105,12 @@ impl Bf16 {
 
 impl InputFormat for Bf16 {
     type Chunk = u32x4;
-    const FITS_HALF: bool = true;
     const VECTORS: usize = 1;
+
+    #[inline(always)]
+    fn mxfp4_chunk(chunk: u32x4, power: f32) -> u32 {
+        E2m1::chunk_in_pairs::<Self>(chunk, power)
+    }
 
     #[inline(always)]
     fn zeros() -> u32x4 {
@@ -110,6 +120,11 @@ impl InputFormat for Bf16 {
     #[inline(always)]
     fn load(tensor: GlobalView<u32x4>, index: usize) -> u32x4 {
         tensor.load(index)
+    }
+
+    #[inline(always)]
+    fn folded(chunk: u32x4) -> u32x4 {
+        chunk
     }
 
     #[inline(always)]
@@ -151,8 +166,15 @@ impl F16 {
 
 impl InputFormat for F16 {
     type Chunk = u32x4;
-    const FITS_HALF: bool = true;
     const VECTORS: usize = 1;
+    /// FP16 has fewer exponents than BF16: 2^14 and 2^-13 are the outermost powers of two whose double
+    /// and half are normal.
+    const MXFP4_CODES: RangeInclusive<u32> = 127 - 14..=127 + 13;
+
+    #[inline(always)]
+    fn mxfp4_chunk(chunk: u32x4, power: f32) -> u32 {
+        E2m1::chunk_in_pairs::<Self>(chunk, power)
+    }
 
     #[inline(always)]
     fn zeros() -> u32x4 {
@@ -162,6 +184,11 @@ impl InputFormat for F16 {
     #[inline(always)]
     fn load(tensor: GlobalView<u32x4>, index: usize) -> u32x4 {
         tensor.load(index)
+    }
+
+    #[inline(always)]
+    fn folded(chunk: u32x4) -> u32x4 {
+        chunk
     }
 
     #[inline(always)]
@@ -192,8 +219,12 @@ pub struct F32;
 
 impl InputFormat for F32 {
     type Chunk = (u32x4, u32x4);
-    const FITS_HALF: bool = false;
     const VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn mxfp4_chunk(chunk: (u32x4, u32x4), power: f32) -> u32 {
+        E2m1::chunk_in_f32::<Self, true>(chunk, power)
+    }
 
     #[inline(always)]
     fn zeros() -> (u32x4, u32x4) {
@@ -203,6 +234,11 @@ impl InputFormat for F32 {
     #[inline(always)]
     fn load(tensor: GlobalView<u32x4>, index: usize) -> (u32x4, u32x4) {
         (tensor.load(index * 2), tensor.load(index * 2 + 1))
+    }
+
+    #[inline(always)]
+    fn folded((low, high): (u32x4, u32x4)) -> u32x4 {
+        low ^ high
     }
 
     #[inline(always)]

@@ -17,12 +17,14 @@ mod input;
 mod rules;
 
 pub use amax::Amax;
-pub use block::{BlockFormat, BlockScale, MxFp4, MxFp8, NvFp4, TensorScale};
+pub use block::{BlockFormat, BlockScale, CommonScale, MxFp4, MxFp8, NvFp4, TensorScale};
 pub use e2m1::E2m1;
 pub use e4m3::E4m3;
-pub use e8m0::E8m0;
+pub use e8m0::{E8m0, PowerOfTwoScales};
 pub use input::{Bf16, F16, F32, InputFormat};
 pub use rules::{DeadBlocks, NanPolicy, Rules, ScaleRounding};
+
+use core::simd::u32x4;
 
 /// Elements that are read and written together: 16 bytes of a 16-bit input.
 pub const CHUNK: u32 = 8;
@@ -31,11 +33,13 @@ pub const CHUNK: u32 = 8;
 /// products. The more is known, the fewer instructions the rounding takes.
 #[derive(Clone, Copy, Debug)]
 pub enum Multiplier {
-    /// A power of two or 0, and no product is NaN: products of 16-bit inputs are exact in half precision
-    /// (but for its range, where they saturate or vanish anyway).
+    /// The reciprocal of a common scale ([`PowerOfTwoScales`]), a power of two. No product is NaN or
+    /// reaches 8 (E2M1).
     PowerOfTwo(f32),
     /// No product is NaN or reaches 7 in magnitude.
     Below7(f32),
+    /// No product is NaN.
+    Number(f32),
     /// Nothing is known.
     Any(f32),
 }
@@ -44,13 +48,23 @@ impl Multiplier {
     /// The number itself.
     #[inline(always)]
     pub const fn factor(self) -> f32 {
-        let (Self::PowerOfTwo(factor) | Self::Below7(factor) | Self::Any(factor)) = self;
+        let (Self::PowerOfTwo(factor)
+        | Self::Below7(factor)
+        | Self::Number(factor)
+        | Self::Any(factor)) = self;
         factor
     }
 }
 
 /// The element type of a block format.
 pub trait ElementFormat {
+    /// The largest value.
+    const MAX: f32;
+    /// emax: the largest power of two is `2^EMAX`.
+    const EMAX: u32;
+    /// Mantissa bits.
+    const MANTISSA_BITS: u32;
+
     /// A chunk as it is stored.
     type Packed: Copy + 'static;
 
@@ -62,6 +76,9 @@ pub trait ElementFormat {
 
     /// A chunk of zeros.
     fn zeros() -> Self::Packed;
+
+    /// Stored bytes that depend on every bit of `words`: what a traffic twin stores.
+    fn folded(words: u32x4) -> Self::Packed;
 
     /// Puts two chunks side by side.
     fn concat(first: Self::Packed, second: Self::Packed) -> Self::PackedPair;

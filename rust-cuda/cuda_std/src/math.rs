@@ -87,6 +87,28 @@ pub fn max_f16x2(a: u32, b: u32) -> u32 {
     }
 }
 
+/// `a * b + c` of pairs of BF16, rounded once, with subnormals.
+///
+/// PTX `fma.rn.bf16x2`, compute capability 8.0, PTX 7.0.
+#[inline(always)]
+pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    by_target! {
+        gpu: ptx::fma_rn_bf16x2(a, b, c),
+        cpu: twin::fma_bf16x2(a, b, c),
+    }
+}
+
+/// The lesser of two BF16, in pairs. A number wins over NaN, -0 is less than +0.
+///
+/// PTX `min.bf16x2`, compute capability 8.0, PTX 7.0.
+#[inline(always)]
+pub fn min_bf16x2(a: u32, b: u32) -> u32 {
+    by_target! {
+        gpu: ptx::min_bf16x2(a, b),
+        cpu: twin::halves(a, b, twin::min_half::<{ twin::BF16_INFINITY }>),
+    }
+}
+
 /// The greater of two BF16, in pairs. A number wins over NaN, -0 is less than +0.
 ///
 /// PTX `max.bf16x2`, compute capability 8.0, PTX 7.0.

@@ -106,6 +106,65 @@ fn fp16_fused_multiply_add_rounds_once() {
     }
 }
 
+/// The BF16 nearest to a number that is neither zero nor beyond the range of normal BF16.
+fn nearest_bf16(exact: f64) -> u16 {
+    let value = |code| f64::from(bf16::from_bits(code).to_f32());
+    let magnitude = exact.abs();
+    // The FP32 below it has the BF16 below it in its upper half.
+    let below = match magnitude as f32 {
+        near if f64::from(near) > magnitude => near.next_down(),
+        near => near,
+    };
+    let lo = (below.to_bits() >> 16) as u16;
+    let twice = 2.0 * magnitude - value(lo) - value(lo + 1);
+    let up = twice > 0.0 || twice == 0.0 && lo & 1 == 1;
+    let sign = if exact < 0.0 { 0x8000 } else { 0 };
+    sign | if up { lo + 1 } else { lo }
+}
+
+#[test]
+fn bf16_fused_multiply_add_rounds_once() {
+    // Exponents close enough for the exact sum to fit FP64.
+    let codes: Vec<u16> = (0x3c00..=0x4580u16)
+        .step_by(61)
+        .chain([0, 0x3f80, 0x3f81, 0x4300, 0x4301, 0x4302])
+        .flat_map(|code| [code, code | 0x8000])
+        .collect();
+    let value = |code| f64::from(bf16::from_bits(code).to_f32());
+    for &a in &codes {
+        for &b in &codes {
+            for &c in &codes {
+                let exact = value(a) * value(b) + value(c);
+                let expected = if exact == 0.0 {
+                    bf16::from_f64(exact).to_bits()
+                } else {
+                    nearest_bf16(exact)
+                };
+                let result = fma_bf16x2(u32::from(a), u32::from(b), u32::from(c)) as u16;
+                assert_eq!(result, expected, "{a:#x} * {b:#x} + {c:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_fused_multiply_add_at_the_ends_of_the_range() {
+    let fma = |a: u16, b: u16, c: u16| fma_bf16x2(a.into(), b.into(), c.into()) as u16;
+    // A tie to an even mantissa above; one that 2^-15 tips upward; the same tie downward.
+    assert_eq!(fma(0x3f81, 0x3f80, 0x3b80), 0x3f82);
+    assert_eq!(fma(0x3b80, 0x3f81, 0x3f80), 0x3f81);
+    assert_eq!(fma(0x3b80, 0x3f80, 0x3f80), 0x3f80);
+    // Subnormals: 2^-126 * 2^-1, and half of the least one.
+    assert_eq!(fma(0x0080, 0x3f00, 0), 0x0040);
+    assert_eq!(fma(0x0001, 0x3f00, 0), 0x0000);
+    assert_eq!(fma(0x0003, 0x3f00, 0), 0x0002);
+    // A product far below one unit in the last place, and one that overflows.
+    assert_eq!(fma(0x0001, 0x0001, 0x3f80), 0x3f80);
+    assert_eq!(fma(0x7f7f, 0x7f7f, 0), 0x7f80);
+    assert_eq!(fma(0x7f80, 0x0000, 0x3f80), 0x7fff);
+    assert_eq!(fma(0x7f80, 0x3f80, 0xff80), 0x7fff);
+}
+
 #[test]
 fn minima_and_maxima_prefer_numbers_and_order_zeros() {
     let rank = |x: f32| if x == 0.0 { x.signum() * 1e-40 } else { x };
@@ -138,6 +197,11 @@ fn minima_and_maxima_prefer_numbers_and_order_zeros() {
             // The same bits as BF16, with its own NaNs.
             let (a, b) = (a.rotate_left(3), b.rotate_left(3));
             let [p, q] = [a, b].map(|code| u32::from(code) << 16 | 0x3f80);
+            assert_eq!(
+                min_bf16x2(p, q),
+                with(expect(a, b, bfloat, true)),
+                "{a:#x} {b:#x}"
+            );
             let greater = expect(a, b, bfloat, false);
             assert_eq!(max_bf16x2(p, q), with(greater), "{a:#x} {b:#x}");
             let any_nan = bfloat(a).is_nan() || bfloat(b).is_nan();

@@ -56,6 +56,10 @@ pure! {
     fn min_f16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "min.f16x2 {d}, {a}, {b};";
     #[doc = "`max.f16x2`; cc 8.0, PTX 7.0."]
     fn max_f16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "max.f16x2 {d}, {a}, {b};";
+    #[doc = "`fma.rn.bf16x2`; cc 8.0, PTX 7.0."]
+    fn fma_rn_bf16x2(a: u32, reg32, b: u32, reg32, c: u32, reg32) -> u32, reg32 = "fma.rn.bf16x2 {d}, {a}, {b}, {c};";
+    #[doc = "`min.bf16x2`; cc 8.0, PTX 7.0."]
+    fn min_bf16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "min.bf16x2 {d}, {a}, {b};";
     #[doc = "`max.bf16x2`; cc 8.0, PTX 7.0."]
     fn max_bf16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "max.bf16x2 {d}, {a}, {b};";
     #[doc = "`max.NaN.bf16x2`; cc 8.0, PTX 7.0."]

@@ -1,6 +1,6 @@
 //! The arithmetic on a CPU, with the device's rounding, flushing and NaNs.
 
-use half::f16;
+use half::{bf16, f16};
 
 const F32_NAN: f32 = f32::from_bits(0x7fff_ffff);
 const HALF_NAN: u16 = 0x7fff;
@@ -81,6 +81,43 @@ fn fma_f16(a: u16, b: u16, c: u16) -> u16 {
         bits - 1
     };
     round_f16(f32::from_bits(odd))
+}
+
+pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    let hi = fma_bf16((a >> 16) as u16, (b >> 16) as u16, (c >> 16) as u16);
+    let lo = fma_bf16(a as u16, b as u16, c as u16);
+    u32::from(hi) << 16 | u32::from(lo)
+}
+
+fn fma_bf16(a: u16, b: u16, c: u16) -> u16 {
+    let widen = |x| f64::from(bf16::from_bits(x).to_f32());
+    let (a, b, c) = (widen(a), widen(b), widen(c));
+    // Eight bits each, and FP64 has more range as well: the product is exact.
+    let product = a * b;
+    let sum = product + c;
+    if sum.is_nan() {
+        return HALF_NAN;
+    }
+    // Knuth's two-sum: what the rounding of `sum` left out, exactly.
+    let from_c = sum - product;
+    let error = (product - (sum - from_c)) + (c - from_c);
+    let narrow = sum as f32;
+    // BF16 keeps 16 bits fewer than FP32, so an FP32 that is odd where it is not exact rounds as the
+    // exact sum does.
+    let beyond = (sum - f64::from(narrow), error);
+    let odd = match beyond {
+        _ if narrow.is_infinite() || narrow.to_bits() & 1 == 1 => narrow,
+        (0.0, 0.0) => narrow,
+        (difference, error) => {
+            let above = if difference == 0.0 { error } else { difference } > 0.0;
+            if above {
+                narrow.next_up()
+            } else {
+                narrow.next_down()
+            }
+        }
+    };
+    bf16::from_f32(odd).to_bits()
 }
 
 fn is_nan<const INFINITY: u16>(x: u16) -> bool {

@@ -37,6 +37,8 @@ fn kernels_compute_what_the_functions_do() {
         assert_eq!(results[1], fma(float(a), float(b), float(c)).to_bits());
         assert_eq!(results[4], fma_f16x2(a, b, c));
         assert_eq!(results[12], funnel_shift_right(a, b, c));
+        assert_eq!(results[13], fma_bf16x2(a, b, c));
+        assert_eq!(results[14], min_bf16x2(a, b));
     }
 }
 

@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 use super::results::Results;
 
 /// Words per thread of [`arithmetic`].
-pub const ARITHMETIC: usize = 13;
+pub const ARITHMETIC: usize = 15;
 
 /// Every function of `math`, on three consecutive words of input per thread.
 ///
@@ -36,4 +36,6 @@ pub unsafe fn arithmetic(input: &[u32], out: *mut u32) {
     results.push(prmt(a, b, c));
     results.push(funnel_shift_left(a, b, c));
     results.push(funnel_shift_right(a, b, c));
+    results.push(fma_bf16x2(a, b, c));
+    results.push(min_bf16x2(a, b));
 }
