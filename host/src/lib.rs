@@ -5,6 +5,8 @@
 //! written in Rust (`kernels-gpu`); they run on an NVIDIA GPU, or, thread by thread, in an emulator
 //! on the CPU, with the same bytes.
 //!
+//! Where experts live on several ranks, [`ep`] sends each token, quantized, to those that it was routed to.
+//!
 //! ```
 //! use half::bf16;
 //! use tokenyard::{Device, DeviceRouting, Format, GroupedQuantizer, Routing, TensorScales};

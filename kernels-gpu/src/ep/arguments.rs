@@ -206,7 +206,7 @@ impl Rank {
 /// A rank's own counters, as 32-bit words. All are zero before the first round, and after each but for
 /// `row_ends`, which the next round rewrites.
 ///
-/// The three single words lie apart, as many threads look at each.
+/// The two single words lie apart from each other and the rest, as many threads look at each.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     words: *mut u32,
@@ -219,7 +219,7 @@ impl Counters {
 
     /// Words of the counters of a rank with so many pairs.
     pub const fn words(pairs: u32) -> usize {
-        Self::ready_word(pairs) + 2 * Self::LINE as usize
+        Self::ready_word(pairs) + Self::LINE as usize
     }
 
     /// Where the number of sender blocks that are done lies.
@@ -227,7 +227,7 @@ impl Counters {
         (2 * pairs as usize).next_multiple_of(Self::LINE as usize)
     }
 
-    /// Where the flag lies that says that the offsets are there.
+    /// Where the number of blocks that may still read the offsets lies: that there is one says that they are there.
     pub const fn ready_word(pairs: u32) -> usize {
         Self::sent_word(pairs) + Self::LINE as usize
     }

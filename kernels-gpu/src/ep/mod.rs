@@ -160,7 +160,7 @@ macro_rules! define_entries {
         ///   `rank.output` is not used.
         /// * All ranks have equal shapes. The ranks it sends to do not read what the previous round sent
         ///   them any more, and expect the counts of this one.
-        #[kernel(max_threads = MAX_THREADS, min_blocks = 3)]
+        #[kernel(max_threads = MAX_THREADS, min_blocks = 2)]
         pub unsafe fn $send(shape: Shape, rank: Rank) {
             // SAFETY: passed on to the caller.
             unsafe { send::<$format, false>(&shape, &rank) }

@@ -7,9 +7,10 @@
 //!            │ while the previous message leaves └─ ...
 //! ```
 //!
-//! Blocks stride over the tokens. Lane `k` of warp 0 looks after position `k` of the token's experts: it
-//! reserves a slot in the receive buffer of the expert's rank before the token is even loaded, and issues the
-//! bulk copy once the message is there. Nothing here waits for another block, let alone another rank.
+//! Blocks stride over the tokens. Lane `k` of the last warp, the *courier*, looks after position `k` of the
+//! token's experts: it reserves a slot in the receive buffer of the expert's rank before it loads its part of the
+//! token, and issues the bulk copy once the message is there. It is the last warp as that has least to quantize.
+//! Nothing here waits for another block, let alone another rank.
 //!
 //! An id outside `0..E` is nobody: nothing is sent and nothing counted. Of equal ids in one token the first
 //! counts, and the others are nobody.
@@ -32,6 +33,9 @@ use cuda_std::{cfg, fence, thread, tma};
 /// All lanes of a warp.
 const FULL_MASK: u32 = u32::MAX;
 
+/// An id that is no expert's.
+const NOBODY: i32 = -1;
+
 /// Set in an address of [`SharedMemory::destinations`] that lies on another node: messages are aligned.
 const REMOTE: u64 = 1;
 
@@ -43,6 +47,21 @@ pub(super) struct Sender<'a> {
     pub(super) layout: MessageLayout,
     pub(super) counters: Counters,
     pub(super) shared: SharedMemory,
+}
+
+/// A slot that a lane has reserved. It is kept while the token is quantized, so it is no more than it must be.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// The expert that it is for, or nobody.
+    id: i32,
+    number: u32,
+}
+
+impl Slot {
+    const NONE: Self = Self {
+        id: NOBODY,
+        number: 0,
+    };
 }
 
 impl Sender<'_> {
@@ -62,8 +81,10 @@ impl Sender<'_> {
         let mut token = thread::block_idx_x();
         while token < tokens {
             let message = self.shared.message(stage);
-            self.address_copies(token, stage, message);
+            // The slots are asked for here and used after the token is quantized: they take a round trip.
+            let slot = self.reserve_slots(token, message);
             F::stage(self.token(token), self.shape.hidden, encoding, message);
+            self.address_copies(stage, slot);
             self.finish_message();
             self.send_copies(token, stage, message);
             if KEEP_OWN && !self.drops_own(stage) {
@@ -74,7 +95,7 @@ impl Sender<'_> {
             token += thread::grid_dim_x();
         }
         let awaits_copies = !self.shape.plants(Fault::CountsBeforeMessages);
-        if cfg::has_bulk_copy() && awaits_copies && thread::thread_idx_x() < WARP {
+        if cfg::has_bulk_copy() && self.is_courier() && awaits_copies {
             // The writes are complete and visible to this thread: "the completion of cp.async.bulk is followed
             // by an implicit generic-async proxy fence" (PTX ISA, asynchronous operations). The explicit one
             // costs nothing here, once for a block, and does not depend on that sentence.
@@ -140,50 +161,69 @@ impl Sender<'_> {
         }
     }
 
-    /// Writes the ids and the origin of `token` into its message, reserves its slots, and leaves their addresses
-    /// for [`send_copies`](Self::send_copies).
     #[inline(always)]
-    fn address_copies(self, token: u32, stage: u32, message: StagedMessage) {
-        let lane = thread::thread_idx_x() % WARP;
-        let warp = thread::thread_idx_x() / WARP;
-        let deterministic = self.shape.has(Shape::DETERMINISTIC);
-        if warp > 0 && !deterministic {
-            return;
+    fn warps(self) -> u32 {
+        thread::block_dim_x() / WARP
+    }
+
+    /// Whether this is the warp that issues the bulk copies.
+    #[inline(always)]
+    fn is_courier(self) -> bool {
+        thread::thread_idx_x() / WARP == self.warps() - 1
+    }
+
+    /// Whether this thread is to say where the message goes for the position that is its lane's number. The lanes
+    /// of the courier do, but where slots are counted, each warp does so for those that it counted.
+    #[inline(always)]
+    fn is_addresser(self) -> bool {
+        let thread = thread::thread_idx_x();
+        if self.shape.has(Shape::DETERMINISTIC) {
+            thread % WARP % self.warps() == thread / WARP
+        } else {
+            self.is_courier()
         }
+    }
+
+    /// Writes the ids and the origin of `token` into its message, and reserves its slots: for each position
+    /// among its experts in the lane that will [address](Self::address_copies) it.
+    #[inline(always)]
+    fn reserve_slots(self, token: u32, message: StagedMessage) -> Slot {
+        let deterministic = self.shape.has(Shape::DETERMINISTIC);
+        if !self.is_courier() && !deterministic {
+            return Slot::NONE;
+        }
+        let lane = thread::thread_idx_x() % WARP;
         let id = if lane < self.shape.top_k {
             let index = token as usize * self.shape.top_k as usize + lane as usize;
             self.ids_through::<i32>(token).load(index)
         } else {
-            -1
+            NOBODY
         };
+        if self.is_courier() {
+            self.write_origin(token, id, message);
+        }
         // SAFETY: all lanes of the warp are here.
         let first = unsafe { warp::warp_match_any(FULL_MASK, id) }.trailing_zeros() == lane;
         let counts = first || self.shape.plants(Fault::RepeatedIdsCount);
-        let destination = self
-            .shape
-            .destination(id, self.rank.rank)
-            .filter(|_| counts);
-        if warp == 0 {
-            self.write_origin(token, id, message);
-        }
-        let slot = if deterministic {
-            self.count_earlier(token, id, destination, warp)
+        let id = if counts { id } else { NOBODY };
+        let to = self.shape.destination(id, self.rank.rank);
+        let number = if deterministic {
+            self.count_earlier(token, id, to)
         } else {
-            destination.map_or(0, |to| self.reserve(to))
+            to.map_or(0, |to| self.reserve(to))
         };
-        // With counted slots, each warp has counted those of other lanes.
-        let mine = !deterministic || lane % self.warps() == warp;
-        if mine {
-            let address = destination.map_or(0, |to| self.address(to, slot));
-            self.shared
-                .destinations(stage)
-                .store(lane as usize, address);
-        }
+        Slot { id, number }
     }
 
+    /// Leaves the addresses of the slots for [`send_copies`](Self::send_copies).
     #[inline(always)]
-    fn warps(self) -> u32 {
-        thread::block_dim_x() / WARP
+    fn address_copies(self, stage: u32, slot: Slot) {
+        if self.is_addresser() {
+            let to = self.shape.destination(slot.id, self.rank.rank);
+            let address = to.map_or(0, |to| self.address(to, slot.number));
+            let position = (thread::thread_idx_x() % WARP) as usize;
+            self.shared.destinations(stage).store(position, address);
+        }
     }
 
     /// The next slot of a destination.
@@ -194,24 +234,18 @@ impl Sender<'_> {
     }
 
     /// The slot that follows those of earlier tokens for the same expert: as many as there are such tokens.
-    /// For the lanes of which `warp` takes care; also reserves a slot there, for the count.
+    /// For the lanes that this warp takes care of; also reserves a slot there, for the count.
     #[inline(always)]
-    fn count_earlier(
-        self,
-        token: u32,
-        id: i32,
-        destination: Option<Destination>,
-        warp: u32,
-    ) -> u32 {
+    fn count_earlier(self, token: u32, id: i32, to: Option<Destination>) -> u32 {
         let lane = thread::thread_idx_x() % WARP;
         let mut slot = 0;
-        let mut position = warp;
+        let mut position = thread::thread_idx_x() / WARP;
         while position < self.shape.top_k {
             // SAFETY: all lanes of the warp are here.
             let (wanted, _) = unsafe { warp::warp_shuffle_idx(FULL_MASK, id, position, WARP) };
             let earlier = self.tokens_before(token, wanted);
             if lane == position
-                && let Some(to) = destination
+                && let Some(to) = to
             {
                 self.reserve(to);
                 slot = earlier;
@@ -283,7 +317,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Writes source and ids into a message. Called by warp 0.
+    /// Writes source and ids into a message. Called by the courier.
     #[inline(always)]
     fn write_origin(self, token: u32, id: i32, message: StagedMessage) {
         let lane = thread::thread_idx_x() % WARP;
@@ -317,7 +351,7 @@ impl Sender<'_> {
     fn finish_message(self) {
         if cfg::has_bulk_copy() {
             fence::proxy_async_shared();
-            if thread::thread_idx_x() < WARP {
+            if self.is_courier() {
                 tma::wait_group_read::<0>();
             }
         }
@@ -330,9 +364,9 @@ impl Sender<'_> {
         let destinations = self.shared.destinations(stage);
         let is_local = |address| address != 0 && address & REMOTE == 0;
         if cfg::has_bulk_copy() {
-            let thread = thread::thread_idx_x();
-            if thread < WARP {
-                let address = destinations.load(thread as usize);
+            if self.is_courier() {
+                let lane = thread::thread_idx_x() % WARP;
+                let address = destinations.load(lane as usize);
                 if is_local(address) {
                     // SAFETY: `address` made it: a slot that is this token's alone, of a rank that writes and
                     // reads by this layout. The message is finished and fenced, and stays until

@@ -5,6 +5,7 @@ use half::bf16;
 use tokenyard::ep::{
     Batch, EpConfig, EpError, EpGroup, LaunchShape, Pending, Received, TokenFormat,
 };
+use tokenyard::graph::Graph;
 use tokenyard::reference::ep::{Order, ReceivedBytes};
 use tokenyard::{Device, DeviceBuffer, Stream};
 
@@ -142,6 +143,17 @@ impl World {
     ) -> Result<(), EpError> {
         self.group.dispatch(stream, batches, &mut self.received)?;
         self.group.check()
+    }
+
+    /// A fused round of batches that the caller made, recorded and not run.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn capture(&mut self, stream: &Stream, batches: &[Batch<'_>]) -> Result<Graph, EpError> {
+        let Self {
+            group, received, ..
+        } = self;
+        stream.capture(|| group.dispatch(stream, batches, received).map(drop))
     }
 
     /// The second half of a round for one rank, which is not waited for.
