@@ -5,7 +5,8 @@
 //! [`operands`](Operation::operands) say what it takes, in call order; [`infer`](Operation::infer) gives
 //! the types of the outputs for types of the inputs; [`execute`](Operation::execute) checks everything and
 //! calls the typed API, which is the only implementation there is. What does not fit is an error that names the
-//! attribute or the operand.
+//! attribute or the operand. `docs/operations.md` in the repository maps each of them to its place in the
+//! typed API.
 //!
 //! ```
 //! use half::bf16;
