@@ -289,3 +289,50 @@ fn nvfp4_blocks() {
     let (payload, scales) = nvfp4(1.0, &[1e-4, -1e-4]);
     assert_eq!((scales[0], payload[0]), (0, 0));
 }
+
+/// What a quantized token decodes to is near the token: by a tenth in blockwise FP8 and MXFP8, by a quarter in the
+/// FP4 formats, relative and absolute, for normally distributed values.
+#[test]
+fn decoded_tokens_are_near() {
+    use tokenyard::reference::formats::{e2m1_decode, e4m3_decode, e8m0_decode};
+    let mut random = fastrand::Rng::with_seed(1);
+    let values: Vec<f32> = (0..256)
+        .map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0)
+        .map(|value| half::bf16::from_f32(value).to_f32())
+        .collect();
+    for (format, block, tolerance) in [
+        (TokenFormat::Fp8Block128, 128, 0.1),
+        (TokenFormat::Nvfp4, 16, 0.25),
+        (TokenFormat::Mxfp4, 32, 0.25),
+        (TokenFormat::Mxfp8, 32, 0.1),
+    ] {
+        let factor = if format == TokenFormat::Nvfp4 {
+            100.0
+        } else {
+            1.0
+        };
+        let rounding = match format {
+            TokenFormat::Mxfp4 => ScaleRounding::Even,
+            _ => ScaleRounding::Rceil,
+        };
+        let (payload, scales) = quantized(format, rounding, factor, &values, 256);
+        for (column, &value) in values.iter().enumerate() {
+            let nibble = payload[column * payload.len() / 256] >> (column % 2 * 4) & 0xF;
+            let at = column / block;
+            let decoded = match format {
+                TokenFormat::Fp8Block128 => {
+                    let scale = [0, 1, 2, 3].map(|byte| scales[4 * at + byte]);
+                    e4m3_decode(payload[column]) * f32::from_le_bytes(scale)
+                }
+                TokenFormat::Nvfp4 => e2m1_decode(nibble) * e4m3_decode(scales[at]) / factor,
+                TokenFormat::Mxfp4 => e2m1_decode(nibble) * e8m0_decode(scales[at]),
+                _ => e4m3_decode(payload[column]) * e8m0_decode(scales[at]),
+            };
+            let bound = tolerance + tolerance * value.abs();
+            assert!(
+                (decoded - value).abs() <= bound,
+                "{format}: {value} became {decoded}"
+            );
+        }
+    }
+}

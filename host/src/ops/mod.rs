@@ -28,7 +28,7 @@
 //!     TensorType::new(DType::F32, [2]),
 //! ])?;
 //! assert_eq!(outputs[0], TensorType::new(DType::U8, [3, 32]));
-//! assert_eq!(outputs[1], TensorType::new(DType::Float8E8m0, [2, 1, 32, 4, 4]));
+//! assert_eq!(outputs[1], TensorType::new(DType::Float8E8m0, [3, 1, 32, 4, 4]));
 //!
 //! let device = Device::best();
 //! let stream = device.create_stream()?;
@@ -38,8 +38,8 @@
 //! let (row_offsets, scales_offsets) = (device.upload(&[0_u32, 1, 3])?, device.upload(&[0_u32, 1])?);
 //! let (expert_ids, sf) = (device.upload(&[0_i32, 1])?, device.upload(&[1_f32; 2])?);
 //! operation.execute(&mut OpContext::new(&stream), &attributes, &mut [
-//!     TensorView::output(&mut output, [3, 32])?,
-//!     TensorView::output(&mut scales, [2, 1, 32, 4, 4])?.with_dtype(DType::Float8E8m0)?,
+//!     TensorView::output_bytes(&mut output, outputs[0].clone())?,
+//!     TensorView::output_bytes(&mut scales, outputs[1].clone())?,
 //!     TensorView::input(&input, [3, 64])?,
 //!     TensorView::input(&row_offsets, [3])?,
 //!     TensorView::input(&scales_offsets, [2])?,

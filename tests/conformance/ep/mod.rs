@@ -5,6 +5,7 @@ mod examples;
 mod faults;
 mod matrix;
 mod ordering;
+mod properties;
 mod reported;
 mod rounds;
 mod schedules;
@@ -23,6 +24,7 @@ pub fn register(suite: &mut Suite) {
         errors::register,
         faults::register,
         ordering::register,
+        properties::register,
     ] {
         register(suite);
     }
