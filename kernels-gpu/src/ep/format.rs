@@ -195,10 +195,12 @@ fn stage_blocks<F: BlockFormat, const LANES: u32>(
         let amax = amax.to_f32();
         let scale = F::block_scale(amax, encoding.tensor_scale, encoding.rules);
         let scale = amend(scale, amax);
-        let multiplier = if has_nan {
-            Multiplier::Any(scale.multiplier.factor())
+        let factor = scale.multiplier.factor();
+        // Of numbers no product is NaN, unless one of the two is infinite. A NaN is not below anything.
+        let multiplier = if !has_nan && amax <= f32::MAX && factor <= f32::MAX {
+            Multiplier::Number(factor)
         } else {
-            scale.multiplier
+            Multiplier::Any(factor)
         };
         let quantize = |chunk| {
             if scale.dead {
