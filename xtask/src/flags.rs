@@ -73,7 +73,7 @@ pub struct BackendFlags {
     pub seed: u64,
 }
 
-/// Quantize real hidden states in every format, check them bit for bit, plot the error
+/// Quantize real hidden states in every format and dispatch them, check every bit, plot the error
 #[derive(Args, Debug)]
 pub struct RunFlags {
     /// Which device does the work.
