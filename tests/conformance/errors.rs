@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use half::bf16;
+use kernels_gpu::quantize::MAX_RUNS_PER_BLOCK;
 use tokenyard::options::{Format, InputType, ScaleRounding};
 use tokenyard::routing::Routing;
 use tokenyard::{
@@ -71,10 +72,14 @@ fn builder(context: &Context) -> Result<()> {
             QuantizeError::Columns { columns: found } if *found == columns
         );
     }
-    refused!(
-        new(Format::Mxfp8).columns(1 << 40).build(),
-        QuantizeError::TooLarge { value, .. } if *value == 1 << 40
-    );
+    for columns in [1 << 30, 1 << 40] {
+        refused!(
+            new(Format::Mxfp8).columns(columns).build(),
+            QuantizeError::TooLarge { value, limit, .. }
+                if *value == columns && *limit == (1 << 30) - 1
+        );
+    }
+    new(Format::Mxfp8).columns((1 << 30) - 8).build()?;
     for rounding in [ScaleRounding::Floor, ScaleRounding::Even] {
         refused!(
             new(Format::Nvfp4).scale_rounding(rounding).build(),
@@ -82,24 +87,15 @@ fn builder(context: &Context) -> Result<()> {
         );
         new(Format::Mxfp4).scale_rounding(rounding).build()?;
     }
-    for threads in [0, 1, 32, 96, 127, 512, 1024] {
+    for runs in [0, 3, 5, 6, 7, 9, 16, 1 << 31, u32::MAX] {
         refused!(
-            new(Format::Nvfp4).threads(threads).build(),
-            QuantizeError::NoKernel { threads: found, available, .. }
-                if *found == threads && available.contains("grouped_quantize_nvfp4_bf16")
+            new(Format::Nvfp4).runs_per_block(runs).build(),
+            QuantizeError::RunsPerBlock { found, most: MAX_RUNS_PER_BLOCK } if *found == runs
         );
     }
-    refused!(
-        new(Format::Mxfp4)
-            .input_type(InputType::F16)
-            .threads(64)
-            .build(),
-        QuantizeError::NoKernel {
-            input_type: InputType::F16,
-            threads: 64,
-            ..
-        }
-    );
+    for runs in [1, 2, 4, 8] {
+        new(Format::Nvfp4).runs_per_block(runs).build()?;
+    }
     Ok(())
 }
 

@@ -200,11 +200,10 @@ fn traffic_twins(context: &Context) -> Result<()> {
         refused!(
             GroupedQuantizer::builder(&device, Format::Nvfp4)
                 .columns(COLUMNS)
-                .threads(96)
+                .runs_per_block(3)
                 .traffic_twin()
                 .build(),
-            QuantizeError::NoKernel { threads: 96, available, .. }
-                if available.contains("grouped_quantize_traffic_nvfp4_bf16")
+            QuantizeError::RunsPerBlock { found: 3, most: 8 }
         );
     }
     Ok(())

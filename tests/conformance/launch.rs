@@ -5,7 +5,7 @@ use fastrand::Rng;
 use kernels_gpu::quantize::RUN_COLUMNS;
 use tokenyard::options::{Format, InputType};
 use tokenyard::{
-    Device, DeviceRouting, GroupedQuantizer, Input, Quantized, ScaleStore, Swizzle, TensorScales,
+    DeviceRouting, GroupedQuantizer, Input, Quantized, ScaleStore, Swizzle, TensorScales,
 };
 use tokenyard_tests::memory::Background;
 use tokenyard_tests::shapes::slots;
@@ -15,8 +15,8 @@ use tokenyard_tests::{Context, Launch, Problem, Rows, Suite};
 pub fn register(suite: &mut Suite) {
     for format in Format::ALL {
         suite.both(
-            &format!("launch::threads_and_stores::{format}"),
-            move |context| threads_and_stores(context, format),
+            &format!("launch::runs_and_stores::{format}"),
+            move |context| runs_and_stores(context, format),
         );
         suite.both(
             &format!("launch::stores_of_other_inputs::{format}"),
@@ -47,24 +47,10 @@ fn problem(format: Format, input_type: InputType) -> Problem {
     }
 }
 
-fn launches(device: &Device, threads: &[u32]) -> Vec<Launch> {
-    Launch::stores(device)
-        .into_iter()
-        .flat_map(|store| {
-            threads
-                .iter()
-                .map(move |&threads| Launch { threads, store })
-        })
-        .collect()
-}
-
-fn threads_and_stores(context: &Context, format: Format) -> Result<()> {
+fn runs_and_stores(context: &Context, format: Format) -> Result<()> {
     let problem = problem(format, InputType::Bf16);
     for device in context.devices() {
-        problem.check_all(
-            std::slice::from_ref(&device),
-            &launches(&device, &[64, 128, 256]),
-        )?;
+        problem.check_all(std::slice::from_ref(&device), &Launch::all(&device))?;
     }
     Ok(())
 }
@@ -73,7 +59,11 @@ fn stores_of_other_inputs(context: &Context, format: Format) -> Result<()> {
     for input_type in [InputType::F16, InputType::F32] {
         let device = context.device();
         let problem = problem(format, input_type);
-        problem.check_all(std::slice::from_ref(&device), &launches(&device, &[128]))?;
+        let launches: Vec<Launch> = Launch::stores(&device)
+            .into_iter()
+            .map(|store| Launch { runs: None, store })
+            .collect();
+        problem.check_all(&[device], &launches)?;
     }
     Ok(())
 }
@@ -123,13 +113,7 @@ fn outputs_move_between_quantizers(context: &Context) -> Result<()> {
     let mut output = first.allocate(problem.rows(), problem.row_tiles)?;
     for store in stores {
         output = cleared(&problem, output)?;
-        let quantizer = problem.quantizer(
-            &device,
-            Launch {
-                threads: 128,
-                store,
-            },
-        )?;
+        let quantizer = problem.quantizer(&device, Launch { runs: None, store })?;
         run(
             &quantizer,
             &stream,

@@ -208,18 +208,7 @@ impl Quantization {
 
 fn quantizer_equals_reference(context: &Context, plan: &Quantization) -> Result<()> {
     let device = device(context, plan.schedule);
-    let threads: &[u32] = match plan.input_type {
-        InputType::Bf16 => &[64, 128, 256],
-        _ => &[128],
-    };
-    let launches: Vec<Launch> = Launch::stores(&device)
-        .into_iter()
-        .flat_map(|store| {
-            threads
-                .iter()
-                .map(move |&threads| Launch { threads, store })
-        })
-        .collect();
+    let launches = Launch::all(&device);
     plan.problem()
         .check_all(&[device], &[*plan.launch.get(&launches)])
 }

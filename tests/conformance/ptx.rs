@@ -36,7 +36,7 @@ struct Entry {
 }
 
 macro_rules! quantize_entries {
-    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+    ($($name:ident: $format:ident, $input:ident, $blocks:literal;)*) => {
         fn quantizers() -> Vec<Entry> {
             vec![$(Entry {
                 kernel: <quantize::$name::Args as KernelArgs>::KERNEL,
@@ -49,7 +49,7 @@ macro_rules! quantize_entries {
 for_each_quantize_entry!(quantize_entries);
 
 macro_rules! twin_entries {
-    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+    ($($name:ident: $format:ident, $input:ident, $blocks:literal;)*) => {
         fn twins() -> Vec<KernelInfo> {
             vec![$(<quantize::$name::Args as KernelArgs>::KERNEL),*]
         }

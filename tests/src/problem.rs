@@ -82,24 +82,34 @@ impl Grouping {
 }
 
 /// How a quantizer is launched. None of it may change the result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launch {
-    /// Threads of a block.
-    pub threads: u32,
+    /// Runs of columns that a block takes; the library's choice unless told.
+    pub runs: Option<u32>,
     /// How scale tiles are written.
     pub store: ScaleStore,
 }
 
-impl Default for Launch {
-    fn default() -> Self {
-        Self {
-            threads: 128,
-            store: ScaleStore::Auto,
-        }
-    }
-}
-
 impl Launch {
+    /// The runs per block that there are, and the library's choice.
+    pub const RUNS: [Option<u32>; 5] = [None, Some(1), Some(2), Some(4), Some(8)];
+
+    /// Every number of runs, with the store that the device would choose.
+    pub fn all_runs() -> [Self; 5] {
+        Self::RUNS.map(|runs| Self {
+            runs,
+            ..Self::default()
+        })
+    }
+
+    /// Every number of runs with every store that a device has.
+    pub fn all(device: &Device) -> Vec<Self> {
+        Self::stores(device)
+            .into_iter()
+            .flat_map(|store| Self::RUNS.map(|runs| Self { runs, store }))
+            .collect()
+    }
+
     /// The ways to write scale tiles that a device has.
     pub fn stores(device: &Device) -> Vec<ScaleStore> {
         let mut stores = vec![ScaleStore::Auto, ScaleStore::Plain];
@@ -111,6 +121,16 @@ impl Launch {
             );
         }
         stores
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.runs {
+            Some(runs) => write!(f, "{runs} runs a block, ")?,
+            None => f.write_str("runs as chosen, ")?,
+        }
+        write!(f, "{:?} store", self.store)
     }
 }
 
@@ -216,13 +236,16 @@ impl Problem {
     /// # Errors
     /// As the library's own.
     pub fn quantizer(&self, device: &Device, launch: Launch) -> Result<GroupedQuantizer> {
-        Ok(GroupedQuantizer::builder(device, self.format)
+        let builder = GroupedQuantizer::builder(device, self.format)
             .columns(self.columns)
             .input_type(self.input.input_type())
             .options(self.options)
-            .threads(launch.threads)
-            .scale_store(launch.store)
-            .build()?)
+            .scale_store(launch.store);
+        let builder = match launch.runs {
+            Some(runs) => builder.runs_per_block(runs),
+            None => builder,
+        };
+        Ok(builder.build()?)
     }
 
     /// What a device makes of the outputs.
@@ -349,11 +372,7 @@ impl Problem {
     }
 
     fn context(&self, device: &Device, launch: Launch) -> String {
-        let Launch { threads, store } = launch;
-        format!(
-            "{self}; {threads} threads, {store:?} store, on {}",
-            device.description()
-        )
+        format!("{self}; {launch}, on {}", device.description())
     }
 }
 

@@ -384,9 +384,9 @@ pub struct BenchQuantizeFlags {
     #[arg(long)]
     pub exact_tiles: bool,
 
-    /// Threads of a block  [default: the library's]
+    /// Runs of 512 columns that a block takes: 1, 2, 4 or 8  [default: the library's]
     #[arg(long, value_name = "N")]
-    pub threads: Option<u32>,
+    pub runs_per_block: Option<u32>,
 
     /// How scale tiles leave shared memory
     #[arg(long, value_enum, default_value_t, value_name = "STORE")]
@@ -422,7 +422,7 @@ impl BenchQuantizeFlags {
     /// How the quantizer and its twin are launched.
     pub fn launch(&self) -> Launch {
         Launch {
-            threads: self.threads,
+            runs_per_block: self.runs_per_block,
             scale_store: self.scale_store.store(),
         }
     }
@@ -588,7 +588,7 @@ mod tests {
     #[test]
     fn bench_narrows_and_repeats_as_told() {
         let line = "xtask bench quantize --suite all --shape 192x --format mxfp4 --format mxfp8 \
-                    --input f32 --quick --threads 256 --scale-store tensor-map";
+                    --input f32 --quick --runs-per-block 4 --scale-store tensor-map";
         let Command::Bench(flags) = parse(line).unwrap().command else {
             panic!("not bench");
         };
@@ -596,7 +596,7 @@ mod tests {
         assert_eq!((flags.suite, flags.rounds()), (Suite::All, 8));
         assert_eq!(flags.filter().formats, [Format::Mxfp4, Format::Mxfp8]);
         let launch = flags.launch();
-        assert_eq!(launch.threads, Some(256));
+        assert_eq!(launch.runs_per_block, Some(4));
         assert_eq!(launch.scale_store, ScaleStore::TensorMap(Swizzle::None));
         assert_eq!(flags.backend, BenchBackend::Cuda);
         assert!(parse("xtask bench quantize --rounds 0").is_err());

@@ -51,8 +51,8 @@ impl DeviceRows {
 /// How the quantizer and its twin are launched. The bytes are the same.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Launch {
-    /// Threads of a block; the library's choice unless told.
-    pub threads: Option<u32>,
+    /// Runs of columns that a block takes; the library's choice unless told.
+    pub runs_per_block: Option<u32>,
     /// How scale tiles are written.
     pub scale_store: ScaleStore,
 }
@@ -120,8 +120,8 @@ impl<'a> Bench<'a> {
                 .input_type(case.input_type)
                 .options(case.options())
                 .scale_store(launch.scale_store);
-            match launch.threads {
-                Some(threads) => builder.threads(threads),
+            match launch.runs_per_block {
+                Some(runs) => builder.runs_per_block(runs),
                 None => builder,
             }
         };
