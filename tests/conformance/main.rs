@@ -23,6 +23,7 @@ macro_rules! refused {
 
 mod allocation;
 mod dequantize;
+mod ep;
 mod errors;
 mod faults;
 mod graphs;
@@ -30,6 +31,7 @@ mod harness;
 mod hostile;
 mod large;
 mod launch;
+mod ops;
 mod paths;
 mod policies;
 mod properties;
@@ -78,6 +80,8 @@ fn main() -> ExitCode {
         sample::register,
         reported::register,
         large::register,
+        ep::register,
+        ops::register,
         schedules::register,
         properties::register,
         errors::register,

@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_builder::ptx::{Function, Instruction, Module, Variable};
 use cuda_std::launch::{KernelArgs, KernelInfo};
 use kernels_gpu::{
-    baseline, dequantize, for_each_quantize_entry, for_each_traffic_twin, quantize, route,
+    baseline, dequantize, ep, for_each_ep_format, for_each_quantize_entry, for_each_traffic_twin,
+    quantize, route,
 };
 use tokenyard::Device;
 use tokenyard_tests::Suite;
@@ -57,7 +58,28 @@ macro_rules! twin_entries {
 
 for_each_traffic_twin!(twin_entries);
 
-fn entries() -> Vec<Entry> {
+macro_rules! dispatch_entries {
+    ($($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
+        /// The entries of expert parallelism.
+        fn dispatches() -> Vec<Entry> {
+            let kernels = [
+                $(
+                    <ep::$send::Args as KernelArgs>::KERNEL,
+                    <ep::$receive::Args as KernelArgs>::KERNEL,
+                    <ep::$fused::Args as KernelArgs>::KERNEL,
+                )*
+                ep::ep_bind_rank::Args::KERNEL,
+            ];
+            kernels.into_iter().map(|kernel| Entry { kernel, words: 0 }).collect()
+        }
+    };
+}
+
+for_each_ep_format!(dispatch_entries);
+
+/// The entries whose pointers are parameters themselves. Those of dispatch take structs of pointers, which
+/// the compiler cannot know to be global, and divide by extents from them, which it cannot know not to be 0.
+fn entries_without_dispatch() -> Vec<Entry> {
     let others = [
         dequantize::dequantize_nvfp4::Args::KERNEL,
         dequantize::dequantize_mxfp4::Args::KERNEL,
@@ -71,6 +93,14 @@ fn entries() -> Vec<Entry> {
     let others = others.into_iter().chain(twins());
     let others = others.map(|kernel| Entry { kernel, words: 0 });
     quantizers().into_iter().chain(others).collect()
+}
+
+/// All entries.
+fn entries() -> Vec<Entry> {
+    entries_without_dispatch()
+        .into_iter()
+        .chain(dispatches())
+        .collect()
 }
 
 /// Applies a check to each architecture's module.
@@ -282,7 +312,7 @@ fn no_local_memory(module: &Module) -> Result<()> {
 /// Loads and stores name their state space: generic ones are slower, and go astray on shared memory.
 fn no_generic_access(module: &Module) -> Result<()> {
     const SPACES: [&str; 4] = ["global", "shared", "param", "const"];
-    for Entry { kernel, .. } in entries() {
+    for Entry { kernel, .. } in entries_without_dispatch() {
         none(entry(module, &kernel)?, "no state space", |it| {
             let mut parts = it.mnemonic.split('.');
             let accesses = matches!(parts.next(), Some("ld" | "st" | "atom" | "red"));
@@ -327,7 +357,7 @@ fn collectives(module: &Module) -> Result<()> {
 /// No calls: everything is inlined. Of panics, at most that of a division by a zero which the host
 /// never passes is left in, as a trap.
 fn nothing_is_called(module: &Module) -> Result<()> {
-    for Entry { kernel, .. } in entries() {
+    for Entry { kernel, .. } in entries_without_dispatch() {
         let function = entry(module, &kernel)?;
         none(function, "a call", |it| it.is("call"))?;
         ensure!(

@@ -29,6 +29,7 @@
 pub mod backend;
 pub mod compare;
 pub mod data;
+pub mod ep;
 pub mod memory;
 pub mod problem;
 pub mod shapes;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tokenyard::ep::TokenFormat;
 use tokenyard::options::{
     DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding,
 };
@@ -43,6 +44,7 @@ pub enum Command {
     Run(RunFlags),
     Quantize(QuantizeFlags),
     Dequantize(DequantizeFlags),
+    Dispatch(DispatchFlags),
     Test(TestFlags),
     Bench(BenchFlags),
     Ptx(PtxFlags),
@@ -78,7 +80,7 @@ pub struct BackendFlags {
     pub seed: u64,
 }
 
-/// Quantize real hidden states in every format, check them bit for bit, plot the error
+/// Quantize real hidden states in every format and dispatch them, check every bit, plot the error
 #[derive(Args, Debug)]
 pub struct RunFlags {
     /// Which device does the work.
@@ -176,6 +178,76 @@ pub struct DequantizeFlags {
     /// safetensors file to write; replaced only once the new content is complete
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
+
+    /// Which device does the work.
+    #[command(flatten)]
+    pub backend: BackendFlags,
+}
+
+/// Send the tokens of a safetensors file to their experts, over virtual ranks of one device
+///
+/// The input holds `hidden_states` [T, H] BF16 and `topk_ids` [T, K] I32, -1 for no expert;
+/// optionally `input_scales` F32, whose first element is NVFP4's global factor. Ranks take their
+/// tokens in order.
+///
+/// The output holds for each rank r the rows that it received, grouped by its experts:
+/// `rank{r}.tokens`, `.scales`, `.row_offsets`, `.expert_ids`, `.src_info` (token and position) and
+/// `.src_rank`; -1 marks rows that were not sent: the shared expert's, and padding.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct DispatchFlags {
+    /// safetensors file to read
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+
+    /// safetensors file to write; replaced only once the new content is complete
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+
+    /// Number of ranks
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ranks: u32,
+
+    /// Number of experts of all ranks together, a multiple of R
+    #[arg(long, value_name = "E", value_parser = clap::value_parser!(u32).range(1..))]
+    pub experts: u32,
+
+    /// Format of the rows on their way
+    #[arg(long, value_parser = token_format_parser(), value_name = "FORMAT")]
+    pub format: TokenFormat,
+
+    /// Tokens of each rank, as many numbers as ranks  [default: as even as can be]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,N,...",
+        conflicts_with = "skip_a2a"
+    )]
+    pub tokens_per_rank: Option<Vec<usize>>,
+
+    /// One launch for all ranks and both halves, in place of one for each
+    #[arg(long)]
+    pub fused: bool,
+
+    /// A rank's own tokens come first, as group 0; only one launch for everything can do that
+    #[arg(long, requires = "fused")]
+    pub shared_expert: bool,
+
+    /// Every rank has all tokens and keeps those for its own experts; nothing is exchanged
+    #[arg(long)]
+    pub skip_a2a: bool,
+
+    /// Write scales to the preshuffled layout with M rows a group, a multiple of 32 (MX formats)
+    #[arg(long, value_name = "M")]
+    pub preshuffle: Option<usize>,
+
+    /// Rows of one expert and source rank in the order of their tokens, on every run
+    #[arg(long)]
+    pub deterministic: bool,
+
+    /// How MXFP4's scale is chosen from the largest magnitude
+    #[arg(long, value_parser = scale_rounding_parser(), default_value = "even", value_name = "ROUNDING")]
+    pub scale_rounding: ScaleRounding,
 
     /// Which device does the work.
     #[command(flatten)]
@@ -413,6 +485,10 @@ fn format_parser() -> impl TypedValueParser<Value = Format> {
 
 fn input_parser() -> impl TypedValueParser<Value = InputType> {
     names(InputType::ALL.map(InputType::name)).try_map(|name| name.parse::<InputType>())
+}
+
+fn token_format_parser() -> impl TypedValueParser<Value = TokenFormat> {
+    names(TokenFormat::ALL.map(TokenFormat::name)).try_map(|name| name.parse::<TokenFormat>())
 }
 
 fn scale_rounding_parser() -> impl TypedValueParser<Value = ScaleRounding> {

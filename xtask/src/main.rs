@@ -4,6 +4,7 @@ mod bench;
 mod commands;
 mod compare;
 mod engine;
+mod exchange;
 mod files;
 mod flags;
 mod kernels;

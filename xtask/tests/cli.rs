@@ -82,6 +82,7 @@ fn help_names_every_command() {
         "run",
         "quantize",
         "dequantize",
+        "dispatch",
         "test",
         "ptx",
         "gpu-bundle",

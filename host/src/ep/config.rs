@@ -6,7 +6,7 @@ use super::plan::MemoryPlan;
 use crate::options::ScaleRounding;
 use crate::routing::max_tiles;
 use kernels_gpu::ep::{
-    MAX_EXPERTS, MAX_TOP_K, MessageLayout, PAIR_BIAS, ScaleLayout, Shape, shared_bytes,
+    Fault, MAX_EXPERTS, MAX_TOP_K, MessageLayout, PAIR_BIAS, ScaleLayout, Shape, shared_bytes,
 };
 use kernels_gpu::formats::{self, Rules};
 use std::time::Duration;
@@ -68,6 +68,8 @@ pub struct EpConfigBuilder {
     scale_rounding: Option<ScaleRounding>,
     slot_order: SlotOrder,
     deadline: Option<Duration>,
+    #[cfg(feature = "fault-injection")]
+    faults: u32,
 }
 
 impl EpConfigBuilder {
@@ -149,6 +151,14 @@ impl EpConfigBuilder {
     /// How long a rank waits for another before it gives up; `None` for ever. 10 s unless told.
     pub fn deadline(mut self, deadline: Option<Duration>) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Plants a fault, so that a test can see that it would be found. In the emulator: the kernels for a GPU have
+    /// no faults to plant.
+    #[cfg(feature = "fault-injection")]
+    pub fn plant(mut self, fault: Fault) -> Self {
+        self.faults |= fault as u32;
         self
     }
 
@@ -325,6 +335,8 @@ impl EpConfig {
             scale_rounding: None,
             slot_order: SlotOrder::default(),
             deadline: Some(DEFAULT_DEADLINE),
+            #[cfg(feature = "fault-injection")]
+            faults: 0,
         }
     }
 
@@ -439,8 +451,19 @@ impl EpConfig {
     /// Rows of the tokens tensor: [`max_received_rows`](Self::max_received_rows), and for formats whose groups
     /// are rounded up the most that this can add.
     pub fn output_rows(&self) -> usize {
-        let multiple = self.format().scale_layout().row_multiple() as usize;
+        let multiple = match self.faults() & Fault::OutputsWithoutPadding as u32 {
+            0 => self.format().scale_layout().row_multiple() as usize,
+            _ => 1,
+        };
         self.max_received_rows() + (multiple - 1) * self.groups()
+    }
+
+    /// Planted faults, as bits.
+    fn faults(&self) -> u32 {
+        #[cfg(feature = "fault-injection")]
+        return self.choices.faults;
+        #[cfg(not(feature = "fault-injection"))]
+        0
     }
 
     fn checked_rows(&self) -> Option<usize> {
@@ -501,7 +524,8 @@ impl EpConfig {
             ranks_per_node: self.ranks_per_node() as u32,
             capacity: self.max_tokens_per_rank() as u32,
             rules: rules.bits(),
-            flags: flag(self.fused_shared_expert(), Shape::SHARED_EXPERT)
+            flags: self.faults()
+                | flag(self.fused_shared_expert(), Shape::SHARED_EXPERT)
                 | flag(self.skip_a2a(), Shape::SKIP_A2A)
                 | flag(
                     self.slot_order() == SlotOrder::Deterministic,

@@ -97,6 +97,11 @@ impl EpGroup {
         &self.state.config
     }
 
+    /// The same, as outputs share it.
+    pub(crate) fn shared_config(&self) -> Arc<EpConfig> {
+        Arc::clone(&self.state.config)
+    }
+
     /// Its device.
     pub fn device(&self) -> &Device {
         &self.state.device

@@ -29,8 +29,11 @@ pub use error::{Awaited, EpConfigError, EpError};
 pub use format::TokenFormat;
 pub use group::EpGroup;
 pub use ids::{IdError, check_ids};
+#[cfg(feature = "fault-injection")]
+pub use kernels_gpu::ep::Fault;
 pub use kernels_gpu::ep::MessageLayout;
 pub use launch::LaunchShape;
 pub use plan::{MemoryPlan, PlannedBuffer};
 pub use rank::{CounterState, EpRank};
+pub(crate) use received::ReceivedParts;
 pub use received::{Dispatched, GroupDispatched, Pending, Received};

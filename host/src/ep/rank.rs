@@ -63,6 +63,16 @@ impl EpRank {
         [self.messages.as_ptr() as u64, self.counts.as_ptr() as u64]
     }
 
+    /// Addresses of the send buffer, 0 for none, of the receive buffer and of the receive counts.
+    pub(crate) fn buffer_addresses(&self) -> [u64; 3] {
+        let send = self
+            .send_rows
+            .as_ref()
+            .map_or(0, |rows| rows.as_ptr() as u64);
+        let [messages, counts] = self.addresses();
+        [send, messages, counts]
+    }
+
     /// Its number.
     pub fn number(&self) -> usize {
         self.number

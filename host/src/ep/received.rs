@@ -5,6 +5,7 @@ use super::error::EpError;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
 use crate::error::DeviceError;
+use bytemuck::Pod;
 use kernels_gpu::ep::{Output, ScaleLayout};
 use std::sync::Arc;
 
@@ -25,7 +26,42 @@ pub struct Received {
     pairs: DeviceBuffer<[u32; 2]>,
 }
 
+/// A buffer of nothing, which takes no allocation.
+fn nothing<T: Pod>(device: &Device) -> Result<DeviceBuffer<T>, DeviceError> {
+    // SAFETY: there are no values.
+    unsafe { DeviceBuffer::from_raw(device, std::ptr::null_mut(), 0) }
+}
+
+/// The buffers of a [`Received`].
+pub(crate) struct ReceivedParts {
+    pub(crate) tokens: DeviceBuffer<u8>,
+    pub(crate) scales: Option<DeviceBuffer<u8>>,
+    pub(crate) row_offsets: DeviceBuffer<u32>,
+    pub(crate) scales_offsets: Option<DeviceBuffer<u32>>,
+    pub(crate) expert_ids: DeviceBuffer<i32>,
+    pub(crate) src_info: DeviceBuffer<[i32; 2]>,
+    pub(crate) pairs: DeviceBuffer<[u32; 2]>,
+}
+
 impl Received {
+    /// An output in memory of the caller's, whose lengths were checked: those that [`new`](Self::new) allocates.
+    pub(crate) fn from_parts(
+        config: &Arc<EpConfig>,
+        parts: ReceivedParts,
+    ) -> Result<Self, DeviceError> {
+        let device = parts.tokens.device().clone();
+        Ok(Self {
+            scales: parts.scales.map_or_else(|| nothing(&device), Ok)?,
+            scales_offsets: parts.scales_offsets.map_or_else(|| nothing(&device), Ok)?,
+            tokens: parts.tokens,
+            row_offsets: parts.row_offsets,
+            expert_ids: parts.expert_ids,
+            src_info: parts.src_info,
+            pairs: parts.pairs,
+            config: Arc::clone(config),
+        })
+    }
+
     pub(super) fn new(device: &Device, config: &Arc<EpConfig>) -> Result<Self, DeviceError> {
         let (rows, groups) = (config.output_rows(), config.groups());
         let payload = config.format().payload_bytes(config.hidden_size());

@@ -8,6 +8,7 @@
 //! What a message says is read with ordinary loads, as it was written during this launch or while it waited.
 
 use super::arguments::{Counters, PAIR_BIAS, Rank, Shape};
+use super::faults::Fault;
 use super::format::{ScaleLayout, TokenFormat};
 use super::message::MessageLayout;
 use super::output::{Place, ReceivedMessage, write_row, zero_tile_row};
@@ -44,6 +45,9 @@ impl Copier<'_> {
     /// and get the same answer.
     #[inline(always)]
     pub(super) fn wait_for_offsets(self) -> bool {
+        if self.shape.plants(Fault::RowsBeforeLayout) {
+            return true;
+        }
         let waiter = Waiter {
             failure: Failure::of(self.rank),
             what: Awaited::Offsets,
@@ -82,7 +86,7 @@ impl Copier<'_> {
                 pair += 1;
             }
         }
-        if F::SCALES == ScaleLayout::Tiles {
+        if F::SCALES == ScaleLayout::Tiles && !self.shape.plants(Fault::TileEndsNotCleared) {
             // SAFETY: the caller's obligation.
             unsafe { self.zero_tile_ends::<F>(warp, warps) };
         }

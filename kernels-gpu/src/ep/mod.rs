@@ -24,6 +24,7 @@
 
 pub mod arguments;
 mod copy;
+mod faults;
 mod format;
 pub mod message;
 mod monitor;
@@ -38,6 +39,7 @@ pub mod wait;
 mod workers;
 
 pub use arguments::{Counters, NOT_ARRIVED, Output, PAIR_BIAS, Peer, Rank, Shape};
+pub use faults::Fault;
 pub use format::{
     Bf16, Encoding, Fp8Block128, Mxfp4, Mxfp8, Nvfp4, ScaleLayout, StagedMessage, TokenFormat,
 };

@@ -18,6 +18,7 @@
 //! Every count is released by itself: a receiver that sees one may rely on it whatever it saw of the others.
 
 use super::arguments::{Counters, Rank, Shape};
+use super::faults::Fault;
 use cuda_std::atomic::scoped::{AcqRel, Atomic, Relaxed, Release, System};
 use cuda_std::thread;
 use cuda_std::view::GlobalView;
@@ -31,8 +32,12 @@ use cuda_std::view::GlobalView;
 /// `shape` and `rank` are what an entry demands.
 #[inline(always)]
 pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Counters) {
-    let is_last = thread::thread_idx_x() == 0
-        && counters.sent().fetch_add(1, AcqRel) + 1 == thread::grid_dim_x();
+    let publisher = match shape.plants(Fault::FirstBlockPublishes) {
+        true => 1,
+        false => thread::grid_dim_x(),
+    };
+    let is_last =
+        thread::thread_idx_x() == 0 && counters.sent().fetch_add(1, AcqRel) + 1 == publisher;
     if thread::sync_threads_or(is_last as u32) == 0 {
         return;
     }
@@ -55,7 +60,9 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
             (pair / shape.ranks, pair % shape.ranks)
         };
         let messages = counters.reserved(pair).load(Relaxed);
-        counters.reserved(pair).store(0, Relaxed);
+        if !shape.plants(Fault::SlotsNotReset) {
+            counters.reserved(pair).store(0, Relaxed);
+        }
         let word = expert * shape.sources() + shape.source(rank.rank);
         let receiver = peers.load(to as usize).counts;
         // SAFETY: the caller's obligation: `[nl, sources]` words.

@@ -12,6 +12,7 @@
 //! Where the format wants it, the rows of each group, the shared expert's too, are rounded up.
 
 use super::arguments::{Counters, NOT_ARRIVED, PAIR_BIAS, Peer, Rank, Shape};
+use super::faults::Fault;
 use super::format::{ScaleLayout, TokenFormat};
 use super::shared_memory::SharedMemory;
 use super::wait::{Awaited, Failure, Waiter};
@@ -121,7 +122,9 @@ impl Offsets<'_> {
         let messages = waiter.wait(count, NOT_ARRIVED, self.shape)?;
         // Its only writer writes it again in a later round, which begins when this rank has taken part in
         // what lies between.
-        count.store(NOT_ARRIVED, Relaxed);
+        if !self.shape.plants(Fault::CountsNotRearmed) {
+            count.store(NOT_ARRIVED, Relaxed);
+        }
         Some(messages as u32)
     }
 
@@ -154,7 +157,10 @@ impl Offsets<'_> {
             let expert = first + thread::thread_idx_x();
             let exists = expert < shape.local_experts;
             let rows = if exists { self.rows_of(expert) } else { 0 };
-            let rounded = rows.next_multiple_of(F::SCALES.row_multiple());
+            let rounded = match shape.plants(Fault::UnpaddedGroups) {
+                true => rows,
+                false => rows.next_multiple_of(F::SCALES.row_multiple()),
+            };
             let scratch = self.shared.scratch();
             let (before, total) = block_exclusive_sum(scratch, self.warps(), rounded);
             let (tiles, tile_total) = match F::SCALES {

@@ -16,6 +16,7 @@
 //! counts, and the others are nobody.
 
 use super::arguments::{Counters, Destination, Rank, Shape};
+use super::faults::Fault;
 use super::format::{Encoding, StagedMessage, TokenFormat};
 use super::message::MessageLayout;
 use super::network;
@@ -86,14 +87,15 @@ impl Sender<'_> {
             self.address_copies(stage, slot);
             self.finish_message();
             self.send_copies(token, stage, message);
-            if KEEP_OWN {
+            if KEEP_OWN && !self.drops_own(stage) {
                 // SAFETY: the caller's obligation.
                 unsafe { shared_expert::keep_own::<F>(self, token, tokens, message) };
             }
             stage = (stage + 1) % STAGES;
             token += thread::grid_dim_x();
         }
-        if cfg::has_bulk_copy() && self.is_courier() {
+        let awaits_copies = !self.shape.plants(Fault::CountsBeforeMessages);
+        if cfg::has_bulk_copy() && self.is_courier() && awaits_copies {
             // The writes are complete and visible to this thread: "the completion of cp.async.bulk is followed
             // by an implicit generic-async proxy fence" (PTX ISA, asynchronous operations). The explicit one
             // costs nothing here, once for a block, and does not depend on that sentence.
@@ -101,6 +103,14 @@ impl Sender<'_> {
             fence::proxy_async_global();
         }
         thread::sync_threads();
+    }
+
+    /// A planted fault: a token that goes to nobody is not kept.
+    #[inline(always)]
+    fn drops_own(self, stage: u32) -> bool {
+        let destinations = self.shared.destinations(stage);
+        self.shape.plants(Fault::SharedRowsOfRoutedTokens)
+            && (0..self.shape.top_k).all(|position| destinations.load(position as usize) == 0)
     }
 
     /// Row `token` of the input.
@@ -194,7 +204,8 @@ impl Sender<'_> {
         }
         // SAFETY: all lanes of the warp are here.
         let first = unsafe { warp::warp_match_any(FULL_MASK, id) }.trailing_zeros() == lane;
-        let id = if first { id } else { NOBODY };
+        let counts = first || self.shape.plants(Fault::RepeatedIdsCount);
+        let id = if counts { id } else { NOBODY };
         let to = self.shape.destination(id, self.rank.rank);
         let number = if deterministic {
             self.count_earlier(token, id, to)
@@ -294,7 +305,11 @@ impl Sender<'_> {
             .load(to.rank as usize);
         let cell = to.expert * shape.sources() + shape.source(self.rank.rank);
         let message = cell as usize * shape.capacity as usize + slot as usize;
-        let address = peer.messages.wrapping_add(message * self.layout.words()) as u64;
+        let mut offset = message * self.layout.words();
+        if shape.plants(Fault::NarrowOffsets) {
+            offset %= 4096 / size_of::<u32x4>();
+        }
+        let address = peer.messages.wrapping_add(offset) as u64;
         if to.rank / shape.ranks_per_node == self.rank.rank / shape.ranks_per_node {
             address
         } else {

@@ -22,7 +22,7 @@ macro_rules! for_each_quantize_entry {
             grouped_quantize_nvfp4_f32: NvFp4, F32, 3;
             grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 4;
             grouped_quantize_mxfp4_f16: MxFp4, F16, 4;
-            grouped_quantize_mxfp4_f32: MxFp4, F32, 3;
+            grouped_quantize_mxfp4_f32: MxFp4, F32, 2;
             grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 4;
             grouped_quantize_mxfp8_f16: MxFp8, F16, 4;
             grouped_quantize_mxfp8_f32: MxFp8, F32, 3;
@@ -40,7 +40,7 @@ macro_rules! for_each_traffic_twin {
             grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 3;
             grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 4;
             grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 4;
-            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 3;
+            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 2;
             grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 4;
             grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 4;
             grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 3;

@@ -218,7 +218,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
         scales: args.scales,
         scales_tiles: args.row_tiles as usize * column_tiles as usize,
         scale_map: args.scale_map,
-        first: row_tile as usize * column_tiles as usize + first_tile as usize,
+        first: row_tile * column_tiles + first_tile,
     };
     let scale_store = ScaleStore::from_bits(args.scale_store);
     let tensor_scale = TensorScale::new(encode);
@@ -230,7 +230,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
         let chunks = args.rows as usize * chunks_per_row as usize;
         Tile::<F> {
             source,
-            tensor_scale,
+            encode,
             rules,
             prepared: F::prepare(tensor_scale, rules),
             table: SharedView::new(
@@ -253,21 +253,19 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     }
     thread::sync_threads();
 
-    let mut uncommon = if readable {
-        UncommonRows::NONE
-    } else {
-        UncommonRows::ALL
-    };
-    let readable_rows = if readable { rows } else { 0 };
-    if first_row < readable_rows {
-        uncommon.note(0, tile.work::<I, TWIN>(first_row, stride, early));
-    }
-    let mut row = first_row + stride * ROWS_IN_FLIGHT;
-    while row < readable_rows {
-        // The turn from the row, as a counter would be one more register in every turn.
-        let turn = (row - first_row) / stride;
-        uncommon.note(turn, tile.work::<I, TWIN>(row, stride, load(row)));
-        row += stride * ROWS_IN_FLIGHT;
+    let mut uncommon = UncommonRows::ALL;
+    if readable {
+        uncommon = UncommonRows::NONE;
+        if first_row < rows {
+            uncommon.note(0, tile.work::<I, TWIN>(first_row, stride, early));
+        }
+        let mut row = first_row + stride * ROWS_IN_FLIGHT;
+        while row < rows {
+            // The turn from the row, as a counter would be one more register in every turn.
+            let turn = (row - first_row) / stride;
+            uncommon.note(turn, tile.work::<I, TWIN>(row, stride, load(row)));
+            row += stride * ROWS_IN_FLIGHT;
+        }
     }
     uncommon.for_each(|turn| {
         let row = first_row + turn * stride;

@@ -57,8 +57,8 @@ pub(super) struct StagedTiles {
     pub scales: *mut u8,
     pub scales_tiles: usize,
     pub scale_map: *const tma::TensorMap,
-    /// Index of the first tile.
-    pub first: usize,
+    /// Index of the first tile. No memory holds 2^32 tiles of 512 bytes.
+    pub first: u32,
 }
 
 impl StagedTiles {
@@ -98,7 +98,10 @@ impl StagedTiles {
             let mut word = thread;
             while word < self.tiles * (TILE_BYTES / 16) as u32 {
                 let value = words.load(word as usize);
-                scales.store(self.first * TILE_BYTES / 16 + word as usize, value);
+                scales.store(
+                    self.first as usize * (TILE_BYTES / 16) + word as usize,
+                    value,
+                );
                 word += threads;
             }
         } else if thread == 0 {
@@ -113,7 +116,7 @@ impl StagedTiles {
                     unsafe {
                         tma::tensor_store_3d(
                             self.scale_map,
-                            [0, 0, self.first as i32 + next as i32],
+                            [0, 0, (self.first + next) as i32],
                             self.staging.add(next as usize * TILE_BYTES),
                         );
                     }
@@ -123,7 +126,7 @@ impl StagedTiles {
                 // SAFETY: as above; the tiles lie side by side in `scales`.
                 unsafe {
                     tma::bulk_store(
-                        self.scales.add(self.first * TILE_BYTES),
+                        self.scales.add(self.first as usize * TILE_BYTES),
                         self.staging,
                         self.tiles * TILE_BYTES as u32,
                     );

@@ -17,7 +17,8 @@ const FULL_MASK: u32 = u32::MAX;
 /// The rows of a tile and all that is needed to quantize them, for one lane.
 pub(super) struct Tile<F: BlockFormat> {
     pub source: Source,
-    pub tensor_scale: TensorScale,
+    /// The expert's tensor-wise factor.
+    pub encode: f32,
     pub rules: Rules,
     pub prepared: F::Prepared,
     pub table: SharedView<f32>,
@@ -166,7 +167,8 @@ impl<F: BlockFormat> Tile<F> {
             amax = I::amax_of_numbers(chunk(0)).max(I::amax_of_numbers(chunk(1)));
         }
         let amax = self.block_amax(amax);
-        let scale = F::block_scale(amax.to_f32(), self.tensor_scale, self.rules);
+        let tensor = TensorScale::new(self.encode);
+        let scale = F::block_scale(amax.to_f32(), tensor, self.rules);
         let mut which = 0;
         while which < misc::hidden(CHUNKS_PER_LANE) {
             let packed = if scale.dead {

@@ -3,7 +3,9 @@
 mod bench;
 mod ci;
 mod dequantize;
+mod dispatch;
 mod doctor;
+mod exchange;
 mod gpu_bundle;
 mod ptx;
 mod quantize;
@@ -26,6 +28,7 @@ pub fn dispatch(cli: Cli) -> Result<()> {
         Command::Quantize(flags) => quantize::run(flags, report),
         Command::Dequantize(flags) => dequantize::run(flags, report),
         Command::Bench(flags) => bench::run(flags, report),
+        Command::Dispatch(flags) => dispatch::run(flags, report),
         Command::Test(flags) => test::run(flags, report),
         Command::Ptx(flags) => ptx::run(flags, report),
         Command::GpuBundle(flags) => gpu_bundle::run(flags, report),

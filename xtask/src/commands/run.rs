@@ -1,5 +1,6 @@
 //! `cargo xtask run`: the demonstration. Real hidden states with real, skewed routing go through
-//! every format, and what comes back is measured, drawn, and compared with the reference.
+//! every format, and what comes back is measured, drawn, and compared with the reference. Then the
+//! tokens are sent to their experts over four virtual ranks.
 
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use serde::Serialize;
 use tokenyard::error_metrics::ErrorMetrics;
 use tokenyard::options::{Format, QuantizeOptions};
 
+use super::exchange::{ExchangeResult, exchange};
 use crate::compare::{first_difference, first_wrong_value};
 use crate::engine::Engine;
 use crate::files::{GroupedInput, write_atomically};
@@ -34,6 +36,8 @@ struct Results {
     seed: u64,
     input: InputSummary,
     formats: Vec<FormatResult>,
+    /// Absent if the input is not one that can be dispatched.
+    exchange: Option<ExchangeResult>,
     files: Vec<PathBuf>,
 }
 
@@ -77,13 +81,14 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
     let engine = Engine::open(flags.backend)?;
     report.line(format!("Backend: {}", engine.description()))?;
 
+    let given = flags.input.is_some();
     let path = match flags.input {
         Some(path) => path,
         None => workspace::demonstration_file()?,
     };
     let input = GroupedInput::read(&path, flags.experts)
         .with_context(|| format!("cannot use {}", path.display()))?;
-    let summary = summarize(&input, workspace::relative(path));
+    let summary = summarize(&input, workspace::relative(path.clone()));
     report.line(format!(
         "Input:   {}: {} of {} {} elements, {} for {}",
         summary.file.display(),
@@ -96,7 +101,7 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
 
     let out = flags.out.unwrap_or_else(workspace::default_out);
     let original = grouped_rows(&input);
-    let progress = report.progress(STEPS * Format::ALL.len() as u64);
+    let progress = report.progress(STEPS * Format::ALL.len() as u64 + 1);
     let mut files = Vec::new();
     let mut formats = Vec::new();
     let mut series = Vec::new();
@@ -107,6 +112,10 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
         formats.push(result);
         series.push(curve);
     }
+
+    progress.set_message("dispatching");
+    progress.inc(1);
+    let exchange = exchange(&engine, &path, summary.experts);
 
     progress.set_message("drawing");
     let subtitle = format!(
@@ -124,9 +133,24 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
     files.extend(picture.write(&out, "error_distribution")?);
     let picture = rows_per_expert(&summary.rows_per_expert, &subtitle)?;
     files.extend(picture.write(&out, "rows_per_expert")?);
+    if let Ok(exchange) = &exchange {
+        let picture = exchange.picture(&subtitle)?;
+        files.extend(picture.write(&out, "exchange")?);
+    }
     progress.finish_and_clear();
 
     report.table(&table(&formats, engine.name()))?;
+    match &exchange {
+        Ok(exchange) => report.table(&exchange.table(engine.name()))?,
+        Err(error) if given => report.line(format!("Not dispatched: {error:#}"))?,
+        Err(_) => {}
+    }
+    // The bundled input can be dispatched; what somebody else's cannot is no fault of the run.
+    let exchange = if given {
+        exchange.ok()
+    } else {
+        Some(exchange?)
+    };
     let results_path = out.join("results.json");
     files.push(results_path.clone());
     let results = Results {
@@ -136,6 +160,7 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
         seed: flags.backend.seed,
         input: summary,
         formats,
+        exchange,
         files,
     };
     let json = serde_json::to_vec_pretty(&results)?;
@@ -147,6 +172,8 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
     }
     report.document(&results)?;
 
+    let dispatch = results.exchange.iter();
+    let dispatch = dispatch.filter_map(|exchange| exchange.difference.clone());
     let differences: Vec<String> = results
         .formats
         .iter()
@@ -157,6 +184,7 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
                 result.difference.as_ref()?
             ))
         })
+        .chain(dispatch)
         .collect();
     if !differences.is_empty() {
         bail!("{}", differences.join("\n"));

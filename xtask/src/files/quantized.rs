@@ -249,7 +249,7 @@ pub fn dequantized_bytes(rows: usize, columns: usize, values: &[f32]) -> Vec<u8>
 }
 
 /// Lays out a safetensors file. The same content gives the same bytes.
-fn serialize(
+pub(super) fn serialize(
     tensors: Vec<(&str, Dtype, Vec<usize>, &[u8])>,
     notes: HashMap<String, String>,
 ) -> Vec<u8> {
@@ -273,6 +273,6 @@ fn serialize(
 }
 
 /// Little-endian bytes of `values`.
-fn bytes_of<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
+pub(super) fn bytes_of<const N: usize, T: Copy>(values: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(|&value| bytes(value)).collect()
 }

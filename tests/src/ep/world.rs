@@ -1,0 +1,290 @@
+//! A case on a device: the ranks of a group, their inputs, and their outputs.
+
+use anyhow::{Context as _, Result, ensure};
+use half::bf16;
+use tokenyard::ep::{
+    Batch, EpConfig, EpError, EpGroup, LaunchShape, Pending, Received, TokenFormat,
+};
+use tokenyard::graph::Graph;
+use tokenyard::reference::ep::{Order, ReceivedBytes};
+use tokenyard::{Device, DeviceBuffer, Stream};
+
+use super::case::EpCase;
+
+/// A launch that leaves room for those of other ranks on the same GPU: ranks on streams of their own wait for
+/// each other, and so must all be resident.
+const SIDE_BY_SIDE: LaunchShape = LaunchShape {
+    blocks_per_rank: 8,
+    threads: 128,
+};
+
+/// How a dispatch is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Two launches for each rank, one after the other on one stream.
+    Split,
+    /// The same on a stream for each rank: everything that does not wait runs side by side.
+    Streams,
+    /// One cooperative launch for all.
+    Fused,
+}
+
+impl Mode {
+    /// Every one.
+    pub const ALL: [Mode; 3] = [Mode::Split, Mode::Streams, Mode::Fused];
+
+    /// Those that can do what the case asks for: the shared expert is the fused launch's alone.
+    pub fn of(case: &EpCase) -> &'static [Mode] {
+        match case.setup.fused_shared_expert {
+            true => &[Mode::Fused],
+            false => &Self::ALL,
+        }
+    }
+}
+
+/// What the outputs hold before a round, unless told: no value of any format is this throughout.
+const BACKGROUND: u8 = 0xB7;
+
+/// The ranks of a case, with outputs that rounds reuse.
+pub struct World {
+    device: Device,
+    streams: Vec<Stream>,
+    /// The ranks.
+    pub group: EpGroup,
+    received: Vec<Received>,
+}
+
+/// A rank's tensors on the device.
+struct Uploaded {
+    tokens: DeviceBuffer<bf16>,
+    topk_ids: DeviceBuffer<i32>,
+    factor: DeviceBuffer<f32>,
+}
+
+impl World {
+    /// Ranks for a case.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn new(device: &Device, case: &EpCase) -> Result<Self> {
+        Self::with_config(device, case, case.config()?)
+    }
+
+    /// Ranks for a case, by another description.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn with_config(device: &Device, case: &EpCase, config: EpConfig) -> Result<Self> {
+        let ranks = config.ranks();
+        let group = match case.launch {
+            Some(shape) => EpGroup::with_launch(device, config, shape)?,
+            None => EpGroup::new(device, config)?,
+        };
+        let streams = (0..ranks).map(|_| device.create_stream());
+        let received = (0..ranks).map(|_| group.allocate_received());
+        Ok(Self {
+            streams: streams.collect::<Result<_, _>>()?,
+            received: received.collect::<Result<_, _>>()?,
+            device: device.clone(),
+            group,
+        })
+    }
+
+    /// One round, and nothing else: outputs are as the round before left them.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn dispatch(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
+        let uploaded = case
+            .ranks
+            .iter()
+            .map(|rank| {
+                Ok(Uploaded {
+                    tokens: self.device.upload(&rank.tokens)?,
+                    topk_ids: self.device.upload(&rank.topk_ids)?,
+                    factor: self.device.upload(&[case.setup.global_factor])?,
+                })
+            })
+            .collect::<Result<Vec<_>, EpError>>()?;
+        let batches = uploaded.iter().map(|rank| {
+            let batch = Batch::new(&rank.tokens, &rank.topk_ids);
+            match case.setup.format {
+                TokenFormat::Nvfp4 => batch.input_scale(&rank.factor),
+                _ => batch,
+            }
+        });
+        let batches: Vec<_> = batches.collect();
+        if mode == Mode::Fused {
+            self.group
+                .dispatch(&self.streams[0], &batches, &mut self.received)?;
+            return self.group.check();
+        }
+        let on = |rank: usize| if mode == Mode::Split { 0 } else { rank };
+        let mut pending = Vec::new();
+        for (rank, batch) in batches.iter().enumerate() {
+            let stream = &self.streams[on(rank)];
+            pending.push(self.group.ranks_mut()[rank].dispatch_async(stream, batch)?);
+        }
+        for (rank, (pending, received)) in pending.into_iter().zip(&mut self.received).enumerate() {
+            let stream = &self.streams[on(rank)];
+            self.group.ranks_mut()[rank].dispatch_wait(stream, pending, received)?;
+        }
+        self.group.check()
+    }
+
+    /// One fused round of batches that the caller made.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn dispatch_batches(
+        &mut self,
+        stream: &Stream,
+        batches: &[Batch<'_>],
+    ) -> Result<(), EpError> {
+        self.group.dispatch(stream, batches, &mut self.received)?;
+        self.group.check()
+    }
+
+    /// A fused round of batches that the caller made, recorded and not run.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn capture(&mut self, stream: &Stream, batches: &[Batch<'_>]) -> Result<Graph, EpError> {
+        let Self {
+            group, received, ..
+        } = self;
+        stream.capture(|| group.dispatch(stream, batches, received).map(drop))
+    }
+
+    /// The second half of a round for one rank, which is not waited for.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn wait(&mut self, rank: usize, stream: &Stream, pending: Pending) -> Result<(), EpError> {
+        let received = &mut self.received[rank];
+        self.group.ranks_mut()[rank].dispatch_wait(stream, pending, received)?;
+        Ok(())
+    }
+
+    /// Fills every output with a byte.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn fill(&mut self, byte: u8) -> Result<(), EpError> {
+        for received in &mut self.received {
+            received.fill(byte)?;
+        }
+        Ok(())
+    }
+
+    /// A round over outputs full of a pattern, and everything compared with the reference: rows, scales,
+    /// tables, handle words, unwritten bytes, counters, counts.
+    ///
+    /// # Errors
+    /// As the library's own, or the first thing that differs.
+    pub fn check_round(&mut self, case: &EpCase, mode: Mode) -> Result<()> {
+        self.fill(BACKGROUND)?;
+        self.dispatch(case, mode)?;
+        let found = self.download()?;
+        self.compare(case, BACKGROUND, &found)
+    }
+
+    /// Holds downloaded outputs to the reference, over outputs that were full of `background`.
+    ///
+    /// # Errors
+    /// The first thing that differs.
+    pub fn compare(&self, case: &EpCase, background: u8, found: &[ReceivedBytes]) -> Result<()> {
+        let (rows, quantized) = case.expected()?;
+        let before = case.background(background);
+        for (rank, rows) in rows.iter().enumerate() {
+            rows.check(&quantized, &before, &found[rank], case.order)?;
+            let handles = self.received[rank].pairs().download()?;
+            let expected = rows.handles.iter().map(|&(end, count)| [end, count]);
+            ensure!(
+                handles == expected.collect::<Vec<_>>(),
+                "rank {rank}: handle words {handles:?}, not {:?}",
+                rows.handles
+            );
+        }
+        self.check_counters()
+    }
+
+    /// Holds the words that a round must leave as it found them to that.
+    ///
+    /// # Errors
+    /// The first word that is not.
+    pub fn check_counters(&self) -> Result<()> {
+        for (number, rank) in self.group.ranks().iter().enumerate() {
+            let counts = rank.receive_counts()?;
+            let pending = counts.iter().position(|&count| count != u64::MAX);
+            ensure!(
+                pending.is_none(),
+                "rank {number}: count word {pending:?} of {counts:?}"
+            );
+            let counters = rank.counters()?;
+            let reserved = counters.reserved.iter().position(|&word| word != 0);
+            ensure!(
+                reserved.is_none() && counters.sent == 0 && counters.ready == 0,
+                "rank {number}: {counters:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Every rank's outputs, whole.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn download(&self) -> Result<Vec<ReceivedBytes>> {
+        let ranks = self.received.iter().map(|received| {
+            Ok(ReceivedBytes {
+                tokens: received.tokens().download()?,
+                scales: received.scales().download()?,
+                row_offsets: received.row_offsets().download()?,
+                expert_ids: received.expert_ids().download()?,
+                src_info: received.src_info().download()?,
+                scales_offsets: received.scales_offsets().download()?,
+            })
+        });
+        ranks.collect()
+    }
+
+    /// A rank's outputs on the device.
+    pub fn received(&self, rank: usize) -> &Received {
+        &self.received[rank]
+    }
+}
+
+impl EpCase {
+    /// Runs it in every mode that it allows, on every device, and compares.
+    ///
+    /// # Errors
+    /// A device that fails, or the first thing that differs.
+    pub fn check(&self, devices: &[Device]) -> Result<()> {
+        for device in devices {
+            for &mode in Mode::of(self) {
+                let case = match mode {
+                    Mode::Streams => self.clone().side_by_side(device),
+                    Mode::Split | Mode::Fused => self.clone(),
+                };
+                let run = || World::new(device, &case)?.check_round(&case, mode);
+                run().with_context(|| format!("{self}; {mode:?}, on {}", device.description()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, launched so that [`Mode::Streams`] works on a GPU too.
+    pub fn side_by_side(mut self, device: &Device) -> Self {
+        if !device.is_emulator() {
+            self.launch = self.launch.or(Some(SIDE_BY_SIDE));
+        }
+        self
+    }
+
+    /// The same with rows in the order of tokens.
+    pub fn deterministic(mut self) -> Self {
+        self.order = Order::Tokens;
+        self
+    }
+}
