@@ -176,8 +176,8 @@ fn accesses_name_their_memory() {
         8 + 8 + 3 * 2 + 2 * 4 + 2
     );
     assert_eq!(entry("streams").count("ld.global.nc.L1::no_allocate.v2"), 1);
-    // A constant bound that is hidden leaves a loop a loop.
-    assert_eq!(entry("hidden").count("ld.global"), 1);
+    // A constant bound that is hidden leaves a loop: without, this kernel has no branch.
+    assert!(entry("hidden").count("bra") > 0);
 }
 
 #[test]
