@@ -16,9 +16,32 @@ use cust::module::Module;
 use cust::sys;
 use cust::{CudaFlags, error::CudaError};
 use kernels_gpu::scale_tile::{Swizzle, TILE_BYTES};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Held for writing by the thread that captures a stream, for reading by whoever copies, allocates or
+/// frees.
+///
+/// Blocking copies go through the default stream, which waits for all other streams, and a stream that
+/// is being captured cannot be waited for: the driver would fail the copy and spoil the capture. One lock
+/// for all GPUs, as captures are short.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    /// This thread's hold on [`CAPTURES`] while it captures.
+    static CAPTURING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// Waits for captures of other threads; an error if this thread is the one that captures.
+fn outside_captures(call: &'static str) -> Result<RwLockReadGuard<'static, ()>, DeviceError> {
+    if CAPTURING.with_borrow(Option::is_some) {
+        return Err(DeviceError::Capturing { call });
+    }
+    // There is nothing behind the lock that a panic could have left half done.
+    Ok(CAPTURES.read().unwrap_or_else(PoisonError::into_inner))
+}
 
 pub(crate) struct CudaBackend {
     // The functions belong to the module, the module to the context: dropped in this order.
@@ -178,6 +201,7 @@ impl CudaBackend {
     }
 
     pub(crate) fn alloc(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
+        let _guard = outside_captures("an allocation")?;
         self.enter()?;
         let mut pointer = 0;
         // The driver refuses to allocate nothing.
@@ -196,6 +220,7 @@ impl CudaBackend {
     }
 
     pub(crate) unsafe fn free(&self, pointer: *mut u8) -> Result<(), DeviceError> {
+        let _guard = outside_captures("freeing memory")?;
         self.enter()?;
         // SAFETY: the caller's obligation.
         unsafe {
@@ -205,6 +230,7 @@ impl CudaBackend {
     }
 
     pub(crate) unsafe fn upload(&self, to: *mut u8, bytes: &[u8]) -> Result<(), DeviceError> {
+        let _guard = outside_captures("a copy to the device")?;
         self.enter()?;
         // Our streams synchronise with the default stream, so the copy is ordered after them.
         // SAFETY: the caller's obligation.
@@ -222,6 +248,7 @@ impl CudaBackend {
         bytes: &mut [u8],
         from: *const u8,
     ) -> Result<(), DeviceError> {
+        let _guard = outside_captures("a copy from the device")?;
         self.enter()?;
         // SAFETY: the caller's obligation.
         unsafe {
@@ -239,6 +266,7 @@ impl CudaBackend {
         value: u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        let _guard = outside_captures("a fill")?;
         self.enter()?;
         // SAFETY: the caller's obligation.
         unsafe {
@@ -316,20 +344,28 @@ impl CudaBackend {
     }
 
     pub(crate) fn begin_capture(&self, stream: Handle) -> Result<(), DeviceError> {
+        if CAPTURING.with_borrow(Option::is_some) {
+            let call = "Stream::capture";
+            return Err(DeviceError::Capturing { call });
+        }
         self.enter()?;
-        // Other threads go on allocating; this one would break the recording with it, so it may not.
+        let guard = CAPTURES.write().unwrap_or_else(PoisonError::into_inner);
+        // What other threads launch does not concern the recording.
         let mode = CaptureMode::ThreadLocal;
         // SAFETY: the handle came from `create_stream`.
         unsafe { extra::begin_capture(stream.0 as extra::RawStream, mode) }
-            .map_err(extra_error("cuStreamBeginCapture"))
+            .map_err(extra_error("cuStreamBeginCapture"))?;
+        CAPTURING.set(Some(guard));
+        Ok(())
     }
 
     pub(crate) fn end_capture(&self, stream: Handle) -> Result<Handle, DeviceError> {
         self.enter()?;
         // SAFETY: the handle came from `create_stream`, and a capture is under way.
-        let graph = unsafe { extra::end_capture(stream.0 as extra::RawStream) }
-            .map_err(extra_error("cuStreamEndCapture"))?;
+        let graph = unsafe { extra::end_capture(stream.0 as extra::RawStream) };
+        CAPTURING.set(None);
         let ready = graph
+            .map_err(extra_error("cuStreamEndCapture"))?
             .instantiate()
             .map_err(extra_error("cuGraphInstantiateWithFlags"))?;
         let mut graphs = self.graphs();

@@ -257,13 +257,14 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     if readable {
         uncommon = UncommonRows::NONE;
         if first_row < rows {
-            uncommon.note(0, tile.work::<I, TWIN>(first_row, stride, early));
+            // The only turn, and often without a second row, where experts have few rows.
+            uncommon.note(0, tile.work::<I, false, TWIN>(first_row, stride, early));
         }
         let mut row = first_row + stride * ROWS_IN_FLIGHT;
         while row < rows {
             // The turn from the row, as a counter would be one more register in every turn.
             let turn = (row - first_row) / stride;
-            uncommon.note(turn, tile.work::<I, TWIN>(row, stride, load(row)));
+            uncommon.note(turn, tile.work::<I, true, TWIN>(row, stride, load(row)));
             row += stride * ROWS_IN_FLIGHT;
         }
     }

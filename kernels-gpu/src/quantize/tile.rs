@@ -50,8 +50,11 @@ impl<F: BlockFormat> Tile<F> {
 
     /// Handles [`ROWS_IN_FLIGHT`](super::ROWS_IN_FLIGHT) rows: `row` and `row + stride`, if the tile has
     /// it. Returns false if they were left alone.
+    ///
+    /// `TWO` is for when there usually is a second row: it is then quantized even if there is none, as that
+    /// takes fewer instructions than to ask.
     #[inline(always)]
-    pub fn work<I: InputFormat, const TWIN: bool>(
+    pub fn work<I: InputFormat, const TWO: bool, const TWIN: bool>(
         &self,
         row: u32,
         stride: u32,
@@ -61,8 +64,10 @@ impl<F: BlockFormat> Tile<F> {
         if TWIN {
             self.copy(rows, loaded);
             true
+        } else if TWO || rows.1 < self.source.rows {
+            self.quantize::<I, true>(rows, loaded)
         } else {
-            self.quantize(rows, loaded)
+            self.quantize::<I, false>(rows, loaded)
         }
     }
 
@@ -82,38 +87,51 @@ impl<F: BlockFormat> Tile<F> {
         self.store_two(folded(rows.0, loaded.0), folded(rows.1, loaded.1));
     }
 
-    /// Quantizes two rows of common blocks. If there are others, returns false and does nothing.
+    /// Quantizes one row of common blocks, or `TWO`. If there are others, returns false and does nothing.
     ///
     /// Two at a time, so that the instructions of one row fill the waits of the other. The second is left
     /// out if the tile does not have it.
     ///
     /// Called by whole warps: lanes exchange their largest magnitudes.
     #[inline(always)]
-    fn quantize<I: InputFormat>(&self, rows: (u32, u32), loaded: (Loaded<I>, Loaded<I>)) -> bool {
-        let scales = (self.common_scale(loaded.0), self.common_scale(loaded.1));
+    fn quantize<I: InputFormat, const TWO: bool>(
+        &self,
+        rows: (u32, u32),
+        loaded: (Loaded<I>, Loaded<I>),
+    ) -> bool {
+        let one = self.common_scale(loaded.0);
+        let other = if TWO {
+            self.common_scale(loaded.1)
+        } else {
+            one
+        };
         // Decisions of the whole warp, so that lanes stay together for their next exchange.
         // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
         let all = |condition| unsafe { warp::warp_vote_all(FULL_MASK, condition) };
         let fine = |scale: CommonScale| scale.common || scale.saturating;
-        if all(scales.0.common && scales.1.common) {
+        if all(one.common && other.common) {
             let quantized = |row, loaded, scale: CommonScale| {
                 self.quantized(row, loaded, F::multiplier(scale.factor), scale.code, false)
             };
-            self.store_two(
-                quantized(rows.0, loaded.0, scales.0),
-                quantized(rows.1, loaded.1, scales.1),
-            );
+            let first = quantized(rows.0, loaded.0, one);
+            if TWO {
+                self.store_two(first, quantized(rows.1, loaded.1, other));
+            } else {
+                self.store(first);
+            }
             true
-        } else if F::SATURATES && all(fine(scales.0) && fine(scales.1)) {
+        } else if F::SATURATES && all(fine(one) && fine(other)) {
             let quantized = |row, loaded, scale: CommonScale| {
                 let multiplier = Multiplier::Number(scale.factor);
                 let dead = scale.saturating && scale.code == 0;
                 self.quantized(row, loaded, multiplier, scale.code, dead)
             };
-            self.store_two(
-                quantized(rows.0, loaded.0, scales.0),
-                quantized(rows.1, loaded.1, scales.1),
-            );
+            let first = quantized(rows.0, loaded.0, one);
+            if TWO {
+                self.store_two(first, quantized(rows.1, loaded.1, other));
+            } else {
+                self.store(first);
+            }
             true
         } else {
             false
@@ -209,6 +227,20 @@ impl<F: BlockFormat> Tile<F> {
         }
         self.stage_scale(one.row, one.scale);
         self.stage_scale(other.row, other.scale);
+    }
+
+    /// Stores a row.
+    #[inline(always)]
+    fn store(&self, quantized: Quantized<Packed<F>>) {
+        if !self.source.has_chunk() {
+            return;
+        }
+        if self.source.chunks_per_row.is_multiple_of(CHUNKS_PER_LANE) {
+            self.store_in_one_access(quantized);
+        } else {
+            self.store_by_chunks(quantized);
+        }
+        self.stage_scale(quantized.row, quantized.scale);
     }
 
     /// Where this lane's part of a row begins in `data`, in bytes.
