@@ -3,6 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
+use kernels_gpu::quantize::RUN_COLUMNS;
 use tokenyard::options::{Format, InputType};
 use tokenyard::routing::Routing;
 use tokenyard::{Device, GroupedQuantizer, ScaleStore, Swizzle, TensorScales, TopkRouter};
@@ -37,9 +38,10 @@ fn problem(format: Format, rows: &[u32], columns: usize, seed: u64) -> Problem {
     )
 }
 
-/// Few rows, with more warps than rows in one slot and fewer in another, under every schedule.
+/// Few rows, with more warps than rows in one slot and fewer in another, under every schedule; two runs of
+/// columns, so that warps of one block share rows where they can.
 fn quantizer(context: &Context, format: Format) -> Result<()> {
-    let problem = problem(format, &[2, 0, 19], 136, 1);
+    let problem = problem(format, &[2, 0, 19], RUN_COLUMNS as usize + 72, 1);
     let expected = problem.expected()?;
     for (label, device) in context.replays() {
         let copy_engine = device.compute_capability() >= (9, 0);

@@ -135,6 +135,8 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / WARP, thread % WARP);
     let runs_per_block = args.runs_per_block;
+    // SAFETY: the caller's obligation. Each division by it would otherwise come with a panic for zero.
+    unsafe { core::hint::assert_unchecked(runs_per_block != 0 && runs_per_block <= WARPS) };
     let blocks_per_tile = args.columns.div_ceil(RUN_COLUMNS).div_ceil(runs_per_block);
     let row_tile = thread::block_idx_x() / blocks_per_tile;
     let first_run = thread::block_idx_x() % blocks_per_tile * runs_per_block;
@@ -253,23 +255,24 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     }
     thread::sync_threads();
 
+    let mut row = first_row;
     let mut uncommon = UncommonRows::ALL;
     if readable {
         uncommon = UncommonRows::NONE;
-        if first_row < rows {
+        if row < rows {
             // The only turn, and often without a second row, where experts have few rows.
-            uncommon.note(0, tile.work::<I, false, TWIN>(first_row, stride, early));
+            uncommon.note(0, tile.work::<I, false, TWIN>(row, stride, early));
         }
-        let mut row = first_row + stride * ROWS_IN_FLIGHT;
+        row += stride * ROWS_IN_FLIGHT;
         while row < rows {
-            // The turn from the row, as a counter would be one more register in every turn.
-            let turn = (row - first_row) / stride;
+            // Turn and first row from the row, as each would be one more register in every turn.
+            let turn = row / stride;
             uncommon.note(turn, tile.work::<I, true, TWIN>(row, stride, load(row)));
             row += stride * ROWS_IN_FLIGHT;
         }
     }
     uncommon.for_each(|turn| {
-        let row = first_row + turn * stride;
+        let row = row % stride + turn * stride;
         if row < rows {
             tile.quantize_with_care::<I>(row);
         }
