@@ -13,6 +13,9 @@ use half::{bf16, f16};
 /// factor): elements decode as `code * block_scale / factor`. A common choice for NVFP4 is
 /// `448 * 6 / amax` of the tensor; the MX formats use 1. A subnormal factor is allowed and useless: its
 /// reciprocal counts as infinite, so all elements become 0.
+///
+/// MXFP4 with another factor than 1 takes the kernel's general path, for all of an expert's rows; it reads them
+/// twice and is several times as slow.
 #[derive(Debug)]
 pub struct TensorScales(pub(super) DeviceBuffer<f32>);
 

@@ -6,7 +6,7 @@
 //! * what combines them: [`NvFp4`], [`MxFp4`], [`MxFp8`] ([`BlockFormat`]).
 //!
 //! In the kernels, a new block format is one more `impl BlockFormat` and a line in the lists of entries
-//! at the end of [`crate::quantize`] and [`crate::dequantize`].
+//! at the end of `quantize/entries.rs` (of kernels and of their traffic twins) and of [`crate::dequantize`].
 
 mod amax;
 mod block;

@@ -62,7 +62,7 @@ impl<F: BlockFormat> Tile<F> {
     ) -> bool {
         let rows = (row, row + stride);
         if TWIN {
-            self.copy(rows, loaded);
+            self.copy::<I, TWO>(rows, loaded);
             true
         } else if TWO || rows.1 < self.source.rows {
             self.quantize::<I, true>(rows, loaded)
@@ -74,7 +74,11 @@ impl<F: BlockFormat> Tile<F> {
     /// What is left of [`quantize`](Self::quantize) in the traffic twin: every loaded bit goes into the
     /// stored ones, or the compiler would shorten the loads.
     #[inline(always)]
-    fn copy<I: InputFormat>(&self, rows: (u32, u32), loaded: (Loaded<I>, Loaded<I>)) {
+    fn copy<I: InputFormat, const TWO: bool>(
+        &self,
+        rows: (u32, u32),
+        loaded: (Loaded<I>, Loaded<I>),
+    ) {
         let folded = |row, loaded: Loaded<I>| {
             let (first, second) = (I::folded(loaded.first), I::folded(loaded.second));
             Quantized {
@@ -84,7 +88,11 @@ impl<F: BlockFormat> Tile<F> {
                 scale: (first ^ second)[0] as u8,
             }
         };
-        self.store_two(folded(rows.0, loaded.0), folded(rows.1, loaded.1));
+        if TWO || rows.1 < self.source.rows {
+            self.store_two(folded(rows.0, loaded.0), folded(rows.1, loaded.1));
+        } else {
+            self.store(folded(rows.0, loaded.0));
+        }
     }
 
     /// Quantizes one row of common blocks, or `TWO`. If there are others, returns false and does nothing.
