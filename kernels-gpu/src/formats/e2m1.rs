@@ -87,8 +87,8 @@ impl E2m1 {
     #[inline(always)]
     fn chunk_with_care<I: InputFormat>(mut chunk: I::Chunk, factor: f32) -> u32 {
         let mut codes = 0;
-        let mut pairs = misc::hidden(CHUNK / 2);
-        while pairs > 0 {
+        let mut pairs = CHUNK / 2;
+        while misc::hidden(pairs) > 0 {
             let (low, high) = I::pair(chunk, 0);
             let pair =
                 Self::from_f32(low * factor) as u32 | (Self::from_f32(high * factor) as u32) << 4;

@@ -1,10 +1,10 @@
 //! The input types, read in chunks of eight elements.
 
-use super::{Amax, E2m1, PowerOfTwoScales};
+use super::{Amax, CHUNK, E2m1, PowerOfTwoScales};
 use core::ops::RangeInclusive;
 use core::simd::u32x4;
 use cuda_std::view::GlobalView;
-use cuda_std::{cvt, math};
+use cuda_std::{cvt, math, misc};
 
 /// A floating-point type that the quantizer reads.
 pub trait InputFormat: Copy {
@@ -44,9 +44,10 @@ pub trait InputFormat: Copy {
     /// The largest magnitude in two chunks, a NaN winning over every number.
     fn amax_or_nan(first: Self::Chunk, second: Self::Chunk) -> Amax;
 
-    /// The largest magnitude among the elements that are numbers. For the rare chunk with a NaN.
+    /// The largest magnitude among the elements that are numbers. Kept a loop, as it is for the rare chunk with
+    /// a NaN.
     #[inline(always)]
-    fn amax_of_numbers(chunk: Self::Chunk) -> Amax {
+    fn amax_of_numbers(mut chunk: Self::Chunk) -> Amax {
         let number = |magnitude: f32| {
             if magnitude.is_nan() {
                 Amax::NO_NUMBER
@@ -54,11 +55,15 @@ pub trait InputFormat: Copy {
                 Amax::from_magnitude_bits(magnitude.to_bits())
             }
         };
-        let pair = |index| {
-            let (low, high) = Self::magnitudes(chunk, index);
-            number(low).max(number(high))
-        };
-        pair(0).max(pair(1)).max(pair(2)).max(pair(3))
+        let mut amax = Amax::NO_NUMBER;
+        let mut pairs = CHUNK / 2;
+        while misc::hidden(pairs) > 0 {
+            let (low, high) = Self::magnitudes(chunk, 0);
+            amax = amax.max(number(low).max(number(high)));
+            chunk = Self::rotated(chunk);
+            pairs -= 1;
+        }
+        amax
     }
 }
 

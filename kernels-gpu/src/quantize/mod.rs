@@ -39,7 +39,7 @@ use crate::scale_tile::{TILE_BYTES, TILE_ROWS};
 use core::simd::u32x4;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
-use cuda_std::{cfg, fence, shared, tma};
+use cuda_std::{cfg, fence, misc, shared, tma};
 use scale_store::StagedTiles;
 use source::{Loaded, Source};
 use tile::Tile;
@@ -138,8 +138,12 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     // SAFETY: the caller's obligation. Each division by it would otherwise come with a panic for zero.
     unsafe { core::hint::assert_unchecked(runs_per_block != 0 && runs_per_block <= WARPS) };
     let blocks_per_tile = args.columns.div_ceil(RUN_COLUMNS).div_ceil(runs_per_block);
-    let row_tile = thread::block_idx_x() / blocks_per_tile;
-    let first_run = thread::block_idx_x() % blocks_per_tile * runs_per_block;
+    // Where a thread block's piece begins: row tile and run.
+    let piece = |block: u32| {
+        let first_run = block % blocks_per_tile * runs_per_block;
+        (block / blocks_per_tile, first_run)
+    };
+    let (row_tile, first_run) = piece(thread::block_idx_x());
 
     // SAFETY: the caller's obligation; `rows_in_tile` reads slots 0 to `slots` only.
     let groups = unsafe {
@@ -211,16 +215,19 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
         (0, 1.0)
     };
 
-    let column_tiles = args.columns.div_ceil(F::TILE_COLUMNS);
-    let first_tile = first_run * tiles_per_run::<F>();
     let staging = shared::dynamic_shared_mem::<u8>();
-    let staged = StagedTiles {
-        staging,
-        tiles: (runs_per_block * tiles_per_run::<F>()).min(column_tiles - first_tile),
-        scales: args.scales,
-        scales_tiles: args.row_tiles as usize * column_tiles as usize,
-        scale_map: args.scale_map,
-        first: row_tile * column_tiles + first_tile,
+    let staged_tiles = |block| {
+        let (row_tile, first_run) = piece(block);
+        let column_tiles = args.columns.div_ceil(F::TILE_COLUMNS);
+        let first_tile = first_run * tiles_per_run::<F>();
+        StagedTiles {
+            staging,
+            tiles: (runs_per_block * tiles_per_run::<F>()).min(column_tiles - first_tile),
+            scales: args.scales,
+            scales_tiles: args.row_tiles as usize * column_tiles as usize,
+            scale_map: args.scale_map,
+            first: row_tile * column_tiles + first_tile,
+        }
     };
     let scale_store = ScaleStore::from_bits(args.scale_store);
     let tensor_scale = TensorScale::new(encode);
@@ -239,14 +246,14 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
                 staging.add(runs_per_block as usize * run_bytes).cast(),
                 F::TABLE,
             ),
-            lane,
+            scale_place: Tile::<F>::scale_place(lane),
             data: GlobalViewMut::new(args.data.cast(), chunks).skip(chunk as usize),
             pitch: chunks_per_row * size_of::<<F::Element as ElementFormat>::Packed>() as u32,
             staging: SharedView::new(staging.add(run_in_block as usize * run_bytes), run_bytes),
             swizzle_mask: scale_store.swizzle_mask(),
         }
     };
-    staged.clear(thread, THREADS);
+    staged_tiles(thread::block_idx_x()).clear(thread, THREADS);
     let mut index = thread;
     while index < F::TABLE as u32 {
         let entry = F::table_entry(index, tensor_scale, rules);
@@ -284,6 +291,8 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
         fence::proxy_async_shared();
     }
     thread::sync_threads();
+    // Worked out again, as it would otherwise take two registers through all of the above.
+    let staged = staged_tiles(misc::hidden(thread::block_idx_x()));
     // SAFETY: the fields of `staged` are the caller's; the scales are staged and fenced.
     unsafe { staged.leave(scale_store, thread, THREADS) };
 }

@@ -22,7 +22,8 @@ pub(super) struct Tile<F: BlockFormat> {
     pub rules: Rules,
     pub prepared: F::Prepared,
     pub table: SharedView<f32>,
-    pub lane: u32,
+    /// From [`Tile::scale_place`].
+    pub scale_place: u32,
     /// From this lane's first chunk of the first row on.
     pub data: GlobalViewMut<Packed<F>>,
     /// Bytes of `data` from a row to the next.
@@ -196,7 +197,7 @@ impl<F: BlockFormat> Tile<F> {
         let tensor = TensorScale::new(self.encode);
         let scale = F::block_scale(amax.to_f32(), tensor, self.rules);
         let mut which = 0;
-        while which < misc::hidden(CHUNKS_PER_LANE) {
+        while misc::hidden(which) < CHUNKS_PER_LANE {
             let packed = if scale.dead {
                 F::Element::zeros()
             } else {
@@ -285,14 +286,28 @@ impl<F: BlockFormat> Tile<F> {
         }
     }
 
+    /// No scale leaves from this lane: it is not its block's first.
+    const NO_PLACE: u32 = u32::MAX;
+
+    /// Where in the staging area the scale of this lane's block lies for row 0, or [`Self::NO_PLACE`].
+    ///
+    /// In one register: the compiler would keep the place and the condition in two.
+    #[inline(always)]
+    pub fn scale_place(lane: u32) -> u32 {
+        misc::hidden(if lane.is_multiple_of(Self::LANES_PER_BLOCK) {
+            let block = lane / Self::LANES_PER_BLOCK;
+            // The staging area is a scales tensor of one row tile.
+            scale_tile::offset_in_tensor(0, 0, block, RUN_COLUMNS / F::TILE_COLUMNS) as u32
+        } else {
+            Self::NO_PLACE
+        })
+    }
+
     /// Puts the scale of this lane's block where it leaves from, if the lane is its block's first.
     #[inline(always)]
     fn stage_scale(&self, row: u32, scale: u8) {
-        if self.lane.is_multiple_of(Self::LANES_PER_BLOCK) {
-            let block = self.lane / Self::LANES_PER_BLOCK;
-            let tiles = RUN_COLUMNS / F::TILE_COLUMNS;
-            // The staging area is a scales tensor of one row tile.
-            let offset = scale_tile::offset_in_tensor(0, row, block, tiles);
+        if self.scale_place != Self::NO_PLACE {
+            let offset = self.scale_place as usize + scale_tile::offset_in_tile(row, 0);
             let offset = scale_tile::swizzled(offset, self.swizzle_mask);
             self.staging.store(offset, scale);
         }

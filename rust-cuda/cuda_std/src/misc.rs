@@ -30,9 +30,9 @@ pub fn trap() -> ! {
 
 /// The value, behind the compiler's back: it cannot tell what comes out.
 ///
-/// A loop with a hidden bound is not replaced by straight-line code, though a small body may still be
-/// repeated a few times in each round. Unrolled, code for rare cases may need more registers than the
-/// common case, and those decide how many blocks a multiprocessor runs. Costs nothing.
+/// A loop that hides its condition's operand every time is neither unrolled nor replaced by straight-line
+/// code. Unrolled, code for rare cases may need more registers than the common case, and those decide
+/// how many blocks a multiprocessor runs. Costs a register move.
 #[inline(always)]
 pub fn hidden(value: u32) -> u32 {
     by_target! {

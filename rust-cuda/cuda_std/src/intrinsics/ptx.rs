@@ -65,9 +65,6 @@ pure! {
     #[doc = "`max.NaN.bf16x2`; cc 8.0, PTX 7.0."]
     fn max_nan_bf16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "max.NaN.bf16x2 {d}, {a}, {b};";
 
-    #[doc = "`mov.b32`, which only LLVM cannot see through; any target."]
-    fn hidden(a: u32, reg32) -> u32, reg32 = "mov.b32 {d}, {a};";
-
     #[doc = "`prmt.b32`; any target."]
     fn prmt_b32(a: u32, reg32, b: u32, reg32, selector: u32, reg32) -> u32, reg32 = "prmt.b32 {d}, {a}, {b}, {selector};";
     #[doc = "`shf.l.wrap.b32`; any target."]
@@ -191,6 +188,23 @@ special_registers! {
     fn dynamic_smem_size() -> u32, reg32 = "mov.u32 {d}, %dynamic_smem_size;";
     #[doc = "`%total_smem_size`; any target, PTX 4.1."]
     fn total_smem_size() -> u32, reg32 = "mov.u32 {d}, %total_smem_size;";
+}
+
+/// `mov.b32`, which LLVM cannot see through; any target.
+#[inline(always)]
+pub fn hidden(value: u32) -> u32 {
+    let d: u32;
+    // Not `pure`: LLVM would compute it once, ahead of a loop.
+    // SAFETY: copies its operand.
+    unsafe {
+        asm!(
+            "mov.b32 {d}, {value};",
+            d = lateout(reg32) d,
+            value = in(reg32) value,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    d
 }
 
 /// `brkpt`; any target.
