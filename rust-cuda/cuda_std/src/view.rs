@@ -347,35 +347,33 @@ streamed! {
 }
 
 macro_rules! words {
-    ($($ty:ty as $bits:ty, $load:ident, $store:ident;)*) => {$(
+    ($($ty:ty, $load:ident, $store:ident, $from_bits:expr, $to_bits:expr;)*) => {$(
         impl sealed::Sealed for $ty {}
         impl Word for $ty {
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
             unsafe fn load_global(ptr: *const Self) -> Self {
-                // SAFETY: forwarded to the caller; any bits are a valid value.
-                unsafe { core::mem::transmute::<$bits, $ty>(ptx::$load(ptr.cast())) }
+                // SAFETY: forwarded to the caller.
+                $from_bits(unsafe { ptx::$load(ptr.cast()) })
             }
 
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
             unsafe fn store_global(ptr: *mut Self, value: Self) {
-                // SAFETY: forwarded to the caller; any bits are a valid value.
-                unsafe { ptx::$store(ptr.cast(), core::mem::transmute::<$ty, $bits>(value)) }
+                // SAFETY: forwarded to the caller.
+                unsafe { ptx::$store(ptr.cast(), $to_bits(value)) }
             }
         }
     )*};
 }
 
 words! {
-    u8 as u8, ld_global_b8, st_global_b8;
-    u16 as u16, ld_global_b16, st_global_b16;
-    u32 as u32, ld_global_b32, st_global_b32;
-    i32 as u32, ld_global_b32, st_global_b32;
-    f32 as u32, ld_global_b32, st_global_b32;
-    u64 as u64, ld_global_b64, st_global_b64;
-    i64 as u64, ld_global_b64, st_global_b64;
-    f64 as u64, ld_global_b64, st_global_b64;
-    u32x2 as u32x2, ld_global_v2_b32, st_global_v2_b32;
-    u32x4 as u32x4, ld_global_v4_b32, st_global_v4_b32;
+    u8, ld_global_b8, st_global_b8, |bits| bits, |value| value;
+    u16, ld_global_b16, st_global_b16, |bits| bits, |value| value;
+    u32, ld_global_b32, st_global_b32, |bits| bits, |value| value;
+    i32, ld_global_b32, st_global_b32, |bits: u32| bits as i32, |value: i32| value as u32;
+    f32, ld_global_b32, st_global_b32, f32::from_bits, f32::to_bits;
+    u64, ld_global_b64, st_global_b64, |bits| bits, |value| value;
+    u32x2, ld_global_v2_b32, st_global_v2_b32, |bits| bits, |value| value;
+    u32x4, ld_global_v4_b32, st_global_v4_b32, |bits| bits, |value| value;
 }
