@@ -29,6 +29,8 @@ pub const fn slot_offset(group: u32, row: u32, block: u32, blocks: u32, slot_row
 
 /// A whole message, to read.
 pub(super) trait Message: Copy {
+    /// 16-byte word `index`.
+    fn vector(self, index: usize) -> u32x4;
     /// 4-byte word `index`.
     fn word(self, index: usize) -> u32;
     /// Byte `index`.
@@ -65,6 +67,11 @@ impl ReceivedMessage {
 
 impl Message for ReceivedMessage {
     #[inline(always)]
+    fn vector(self, index: usize) -> u32x4 {
+        self.view().load(index)
+    }
+
+    #[inline(always)]
     fn word(self, index: usize) -> u32 {
         self.view().load(index)
     }
@@ -76,12 +83,17 @@ impl Message for ReceivedMessage {
 
     #[inline(always)]
     fn copy_vectors(self, len: usize, workers: Workers, store: impl Fn(usize, u32x4)) {
-        workers.copy_ahead(len, |index| self.view().load(index), store);
+        workers.copy_ahead(len, |index| self.vector(index), store);
     }
 }
 
 impl Message for StagedMessage {
     #[inline(always)]
+    fn vector(self, index: usize) -> u32x4 {
+        self.words().load(index)
+    }
+
+    #[inline(always)]
     fn word(self, index: usize) -> u32 {
         self.part(0, self.layout().bytes).load(index)
     }
@@ -93,7 +105,7 @@ impl Message for StagedMessage {
 
     #[inline(always)]
     fn copy_vectors(self, len: usize, workers: Workers, store: impl Fn(usize, u32x4)) {
-        workers.copy(len, |index| self.words().load(index), store);
+        workers.copy(len, |index| self.vector(index), store);
     }
 }
 
@@ -148,10 +160,15 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
     let blocks = F::WIRE.scales(shape.hidden);
     let first_byte = layout.scales_offset as usize;
     let first_word = first_byte / 4;
-    if F::SCALES == ScaleLayout::Rows && shape.slot_rows == 0 && blocks.is_multiple_of(16) {
-        // SAFETY: the caller's obligation.
-        return unsafe { write_vectors(layout, output, message, place, workers) };
-    }
+    // Where a row of scales is whole vectors, the first of them, and mostly all, are on their way before the
+    // payload is stored.
+    let is_vectors =
+        F::SCALES == ScaleLayout::Rows && shape.slot_rows == 0 && blocks.is_multiple_of(16);
+    let vectors = if is_vectors { blocks as usize / 16 } else { 0 };
+    let load_vector =
+        |index: usize| (index < vectors).then(|| message.vector(first_byte / 16 + index));
+    let mut index = workers.index as usize;
+    let mut vector = load_vector(index);
     // SAFETY: the caller's obligation.
     unsafe { write_payload(layout, output, message, place, workers) };
     match F::SCALES {
@@ -169,6 +186,17 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
                     scales.store(offset, value);
                 },
             );
+        }
+        ScaleLayout::Rows if is_vectors => {
+            let first = place.row as usize * vectors;
+            // SAFETY: the caller's obligation.
+            let scales =
+                unsafe { IndirectViewMut::<u32x4>::new(output.scales.cast(), first + vectors) };
+            while let Some(value) = vector {
+                scales.store(first + index, value);
+                index += workers.count as usize;
+                vector = load_vector(index);
+            }
         }
         ScaleLayout::Rows => {
             let first = place.row as usize * blocks as usize;
@@ -213,37 +241,4 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
             );
         }
     }
-}
-
-/// [`write_row`] where the scales are a row of whole vectors, and next to the payload in the message: as one
-/// copy, so that all its loads are ahead of its stores.
-///
-/// # Safety
-///
-/// As for [`write_payload`].
-#[inline(always)]
-unsafe fn write_vectors<M: Message>(
-    layout: &MessageLayout,
-    output: &Output,
-    message: M,
-    place: Place,
-    workers: Workers,
-) {
-    let payload = (layout.scales_offset / 16) as usize;
-    let scales = (layout.scale_bytes / 16) as usize;
-    let (first_vector, first_scales) = (place.row as usize * payload, place.row as usize * scales);
-    // SAFETY: the caller's obligation; payloads are whole vectors, so that the scales begin where they end.
-    let (payloads, rows_of_scales) = unsafe {
-        (
-            IndirectViewMut::new(output.tokens, first_vector + payload),
-            IndirectViewMut::<u32x4>::new(output.scales.cast(), first_scales + scales),
-        )
-    };
-    message.copy_vectors(payload + scales, workers, |index, value| {
-        let (rows, vector) = match index.checked_sub(payload) {
-            None => (payloads, first_vector + index),
-            Some(scale) => (rows_of_scales, first_scales + scale),
-        };
-        rows.store(vector, value);
-    });
 }

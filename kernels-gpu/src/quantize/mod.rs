@@ -36,6 +36,7 @@ use crate::WARP;
 use crate::expert_search::Groups;
 use crate::formats::{BlockFormat, CHUNK, ElementFormat, InputFormat, NvFp4, Rules, TensorScale};
 use crate::scale_tile::{TILE_BYTES, TILE_ROWS};
+use core::hint::assert_unchecked;
 use core::simd::u32x4;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
@@ -135,6 +136,8 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / WARP, thread % WARP);
     let runs_per_block = args.runs_per_block;
+    // SAFETY: the caller's obligation. Divisions by extents would leave panics in the kernel otherwise.
+    unsafe { assert_unchecked(args.columns != 0 && runs_per_block != 0) };
     let blocks_per_tile = args.columns.div_ceil(RUN_COLUMNS).div_ceil(runs_per_block);
     let row_tile = thread::block_idx_x() / blocks_per_tile;
     let first_run = thread::block_idx_x() % blocks_per_tile * runs_per_block;
@@ -156,6 +159,8 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     let run_in_block = warp % runs_per_block;
     let first_row = warp / runs_per_block;
     let stride = WARPS / runs_per_block;
+    // SAFETY: as above: at most [`MAX_RUNS_PER_BLOCK`].
+    unsafe { assert_unchecked(stride != 0) };
     let chunks_per_row = args.columns / CHUNK;
     let chunk = ((first_run + run_in_block) * WARP + lane) * CHUNKS_PER_LANE;
     let chunk_vectors = I::VECTORS as u32;
