@@ -77,9 +77,8 @@ macro_rules! dispatch_entries {
 
 for_each_ep_format!(dispatch_entries);
 
-/// The entries whose pointers are parameters themselves. Those of dispatch take structs of pointers, which
-/// the compiler cannot know to be global, and divide by extents from them, which it cannot know not to be 0.
-fn entries_without_dispatch() -> Vec<Entry> {
+/// All entries.
+fn entries() -> Vec<Entry> {
     let others = [
         dequantize::dequantize_nvfp4::Args::KERNEL,
         dequantize::dequantize_mxfp4::Args::KERNEL,
@@ -92,14 +91,11 @@ fn entries_without_dispatch() -> Vec<Entry> {
     ];
     let others = others.into_iter().chain(twins());
     let others = others.map(|kernel| Entry { kernel, words: 0 });
-    quantizers().into_iter().chain(others).collect()
-}
-
-/// All entries.
-fn entries() -> Vec<Entry> {
-    entries_without_dispatch()
+    let dispatches = dispatches().into_iter();
+    quantizers()
         .into_iter()
-        .chain(dispatches())
+        .chain(others)
+        .chain(dispatches)
         .collect()
 }
 
@@ -312,7 +308,7 @@ fn no_local_memory(module: &Module) -> Result<()> {
 /// Loads and stores name their state space: generic ones are slower, and go astray on shared memory.
 fn no_generic_access(module: &Module) -> Result<()> {
     const SPACES: [&str; 4] = ["global", "shared", "param", "const"];
-    for Entry { kernel, .. } in entries_without_dispatch() {
+    for Entry { kernel, .. } in entries() {
         none(entry(module, &kernel)?, "no state space", |it| {
             let mut parts = it.mnemonic.split('.');
             let accesses = matches!(parts.next(), Some("ld" | "st" | "atom" | "red"));
@@ -357,7 +353,7 @@ fn collectives(module: &Module) -> Result<()> {
 /// No calls: everything is inlined. Of panics, at most that of a division by a zero which the host
 /// never passes is left in, as a trap.
 fn nothing_is_called(module: &Module) -> Result<()> {
-    for Entry { kernel, .. } in entries_without_dispatch() {
+    for Entry { kernel, .. } in entries() {
         let function = entry(module, &kernel)?;
         none(function, "a call", |it| it.is("call"))?;
         ensure!(

@@ -9,15 +9,26 @@
 //! | S | [`Shape::shared_rows`] | rows of the shared expert |
 
 use super::message::MAX_TOP_K;
+use core::mem::offset_of;
 use core::simd::{u32x2, u32x4};
-use cuda_std::atomic::scoped::{Atomic, Device};
-use cuda_std::view::{GlobalView, GlobalViewMut};
+use cuda_std::atomic::scoped::{Atomic, Device, Global};
+use cuda_std::view::{IndirectView, IndirectViewMut};
 
 /// A receive count that has not arrived.
 pub const NOT_ARRIVED: u64 = u64::MAX;
 
 /// What [`Output::pairs`] adds to row numbers, so that an entry which was written is never 0.
 pub const PAIR_BIAS: u32 = 1024;
+
+/// Quotient and remainder by an extent, which the host never makes 0. The compiler does not know that, and would
+/// put a panic into the kernel: it is 0 by 0 here.
+#[inline(always)]
+pub(super) const fn quotient(value: u32, extent: u32) -> (u32, u32) {
+    match (value.checked_div(extent), value.checked_rem(extent)) {
+        (Some(quotient), Some(remainder)) => (quotient, remainder),
+        _ => (0, 0),
+    }
+}
 
 /// What all ranks have in common.
 #[repr(C)]
@@ -81,6 +92,18 @@ impl Shape {
         self.local_experts * self.sources()
     }
 
+    /// Local expert and source of a pair.
+    #[inline(always)]
+    pub(super) const fn split_pair(&self, pair: u32) -> (u32, u32) {
+        quotient(pair, self.sources())
+    }
+
+    /// Whether two ranks write into each other's memory.
+    #[inline(always)]
+    pub(super) const fn share_node(&self, rank: u32, other: u32) -> bool {
+        quotient(rank, self.ranks_per_node).0 == quotient(other, self.ranks_per_node).0
+    }
+
     /// 1 if group 0 is the shared expert, else 0.
     #[inline(always)]
     pub const fn first_routed_group(&self) -> u32 {
@@ -121,8 +144,7 @@ impl Shape {
         if !self.has(Self::SKIP_A2A) {
             return (0, tokens);
         }
-        let world = self.allreduce_world;
-        let (each, more) = (tokens / world, tokens % world);
+        let (each, more) = quotient(tokens, self.allreduce_world);
         let earlier = if rank < more { rank } else { more };
         (rank * each + earlier, each + (rank < more) as u32)
     }
@@ -198,8 +220,26 @@ impl Rank {
             return self.token_limit;
         }
         // SAFETY: the caller's obligation.
-        let count = unsafe { GlobalView::new(self.token_count, 1) }.load(0);
+        let count = unsafe { IndirectView::new(self.token_count, 1) }.load(0);
         count.min(self.token_limit)
+    }
+
+    /// Where rank `rank`, one of `ranks`, receives.
+    ///
+    /// # Safety
+    ///
+    /// `peers` is what the field's documentation says.
+    #[inline(always)]
+    pub(super) unsafe fn load_peer(&self, rank: u32, ranks: u32) -> Peer {
+        const { assert!(offset_of!(Peer, messages) == 0 && offset_of!(Peer, counts) == 8) };
+        // SAFETY: the caller's obligation; a peer is two addresses, and they are aligned as a vector.
+        let peers = unsafe { IndirectView::<u32x4>::new(self.peers.cast(), ranks as usize) };
+        let words = peers.load(rank as usize);
+        let address = |low, high| u64::from(words[low]) | u64::from(words[high]) << 32;
+        Peer {
+            messages: address(0, 1) as *mut u32x4,
+            counts: address(2, 3) as *mut u64,
+        }
     }
 }
 
@@ -241,33 +281,42 @@ impl Counters {
     }
 
     #[inline(always)]
-    fn atomic(&self, word: usize) -> Atomic<u32, Device> {
+    fn atomic(&self, word: usize) -> Atomic<u32, Device, Global> {
         // SAFETY: by the contract of `new`; words below are inside and only ever used as atomics.
-        unsafe { Atomic::from_ptr(self.words.add(word)) }
+        unsafe { Atomic::from_global_ptr(self.words.add(word)) }
     }
 
     /// Messages of this rank that have a slot, for a pair of *their* local expert and rank: the next slot.
     #[inline(always)]
-    pub(super) fn reserved(&self, pair: u32) -> Atomic<u32, Device> {
+    pub(super) fn reserved(&self, pair: u32) -> Atomic<u32, Device, Global> {
         self.atomic(pair as usize)
     }
 
     /// Rows of pairs up to and including each of this rank's pairs.
     #[inline(always)]
-    pub(super) fn row_ends(&self) -> GlobalViewMut<u32> {
+    pub(super) fn row_ends(&self) -> IndirectViewMut<u32> {
         // SAFETY: by the contract of `new`. Readers wait for `ready` first.
-        unsafe { GlobalViewMut::new(self.words.add(self.pairs as usize), self.pairs as usize) }
+        unsafe { IndirectViewMut::new(self.words.add(self.pairs as usize), self.pairs as usize) }
+    }
+
+    /// Rows of the pairs before one of this rank's pairs.
+    #[inline(always)]
+    pub(super) fn rows_before_pair(&self, pair: u32) -> u32 {
+        match pair {
+            0 => 0,
+            _ => self.row_ends().load(pair as usize - 1),
+        }
     }
 
     /// Sender blocks that are done.
     #[inline(always)]
-    pub(super) fn sent(&self) -> Atomic<u32, Device> {
+    pub(super) fn sent(&self) -> Atomic<u32, Device, Global> {
         self.atomic(Self::sent_word(self.pairs))
     }
 
     /// Copy blocks that may still read the offsets of this round; 0 while there are none to read.
     #[inline(always)]
-    pub(super) fn ready(&self) -> Atomic<u32, Device> {
+    pub(super) fn ready(&self) -> Atomic<u32, Device, Global> {
         self.atomic(Self::ready_word(self.pairs))
     }
 }
@@ -289,13 +338,13 @@ impl Shape {
         if id >= self.experts {
             return None;
         }
-        let owner = id / self.local_experts;
+        let (owner, expert) = quotient(id, self.local_experts);
         if self.has(Self::SKIP_A2A) && owner != rank {
             return None;
         }
         Some(Destination {
             rank: owner,
-            expert: id % self.local_experts,
+            expert,
         })
     }
 

@@ -5,21 +5,22 @@
 //! another for more. Where a run begins, a search in `row_ends` finds the expert and the source rank at once;
 //! from there on, rows and slots are consecutive until the pair ends.
 //!
+//! Scales whose place several rows share go another way: see [`quads`](super::quads).
+//!
 //! What a message says is read with ordinary loads, as it was written during this launch or while it waited.
 
-use super::arguments::{Counters, PAIR_BIAS, Rank, Shape};
+use super::arguments::{Counters, Peer, Rank, Shape};
 use super::faults::Fault;
-use super::format::{ScaleLayout, TokenFormat};
+use super::format::TokenFormat;
 use super::message::MessageLayout;
-use super::output::{Place, ReceivedMessage, write_row, zero_tile_row};
+use super::output::{Place, ReceivedMessage, write_payload, write_row};
 use super::search::first_above;
 use super::wait::{Awaited, Failure, Waiter};
 use super::workers::Workers;
 use crate::WARP;
-use crate::scale_tile::TILE_ROWS;
 use core::simd::{u32x2, u32x4};
 use cuda_std::atomic::scoped::Relaxed;
-use cuda_std::view::{GlobalView, GlobalViewMut};
+use cuda_std::view::{IndirectView, IndirectViewMut};
 use cuda_std::{thread, warp};
 
 /// A copy block.
@@ -27,6 +28,8 @@ use cuda_std::{thread, warp};
 pub(super) struct Copier<'a> {
     pub(super) shape: &'a Shape,
     pub(super) rank: &'a Rank,
+    /// Where this rank receives.
+    pub(super) own: Peer,
     pub(super) layout: MessageLayout,
     pub(super) counters: Counters,
 }
@@ -73,11 +76,11 @@ impl Copier<'_> {
             thread::block_idx_x() * (thread::block_dim_x() / WARP) + thread::thread_idx_x() / WARP;
         let row_ends = self.counters.row_ends();
         let total = row_ends.load(self.shape.pairs() as usize - 1);
-        let run = total.div_ceil(warps);
+        let run = total.div_ceil(warps.max(1));
         let mut row = (warp * run).min(total);
         let end = (row + run).min(total);
         if row < end {
-            let mut pair = first_above(row_ends, row);
+            let mut pair = first_above(row_ends.len(), |pair| row_ends.load(pair), row);
             while row < end {
                 let pair_end = row_ends.load(pair).min(end);
                 // SAFETY: the caller's obligation; these are rows of the pair, and nobody else's.
@@ -86,9 +89,9 @@ impl Copier<'_> {
                 pair += 1;
             }
         }
-        if F::SCALES == ScaleLayout::Tiles && !self.shape.plants(Fault::TileEndsNotCleared) {
+        if F::SCALES.is_shared_by_rows() {
             // SAFETY: the caller's obligation.
-            unsafe { self.zero_tile_ends::<F>(warp, warps) };
+            unsafe { self.copy_scale_quads::<F>(warp, warps) };
         }
         // No thread of this block reads the offsets after this.
         thread::sync_threads();
@@ -97,20 +100,25 @@ impl Copier<'_> {
         }
     }
 
-    /// The scale tile in which a group begins.
+    /// Where the rows of each group begin.
     #[inline(always)]
-    fn first_tile<F: TokenFormat>(self, group: u32, first_row: u32) -> u32 {
-        if F::SCALES != ScaleLayout::Tiles {
-            return 0;
-        }
-        // SAFETY: by the contract of `copy_rows`.
-        let offsets = unsafe {
-            GlobalViewMut::new(
-                self.rank.output.scales_offsets,
-                self.shape.groups() as usize,
-            )
-        };
-        (first_row / TILE_ROWS).wrapping_add(offsets.load(group as usize))
+    pub(super) fn row_offsets(self) -> IndirectViewMut<u32> {
+        let groups = self.shape.groups() as usize;
+        // SAFETY: by the contract of `copy_rows`. Written by the offset block before it said that they are ready.
+        unsafe { IndirectViewMut::new(self.rank.output.row_offsets, groups + 1) }
+    }
+
+    /// The message in slot `slot` of a pair.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy_rows`](Self::copy_rows), and the slot holds a message.
+    #[inline(always)]
+    pub(super) unsafe fn message(self, pair: u32, slot: u32) -> ReceivedMessage {
+        let cell = pair as usize * self.shape.capacity as usize;
+        let offset = (cell + slot as usize) * self.layout.words();
+        // SAFETY: the caller's obligation.
+        unsafe { ReceivedMessage::new(self.own.messages.add(offset), self.layout) }
     }
 
     /// Copies routed rows `row..end`, counted without the shared expert and without padding, all of one pair.
@@ -120,44 +128,31 @@ impl Copier<'_> {
     /// As for [`copy_rows`](Self::copy_rows).
     #[inline(always)]
     unsafe fn copy_rows_of_pair<F: TokenFormat>(self, pair: u32, mut row: u32, end: u32) {
-        let (shape, rank, output) = (self.shape, self.rank, &self.rank.output);
-        let expert = pair / shape.sources();
+        let (shape, output) = (self.shape, &self.rank.output);
+        let (expert, _) = shape.split_pair(pair);
         let group = expert + shape.first_routed_group();
-        // SAFETY: the caller's obligation. Written by the offset block before it said that they are ready.
-        let (row_offsets, pairs, peers) = unsafe {
-            (
-                GlobalViewMut::new(output.row_offsets, shape.groups() as usize + 1),
-                GlobalViewMut::<u32x2>::new(output.pairs, shape.pairs() as usize),
-                GlobalView::new(rank.peers, shape.ranks as usize),
-            )
-        };
-        let group_start = row_offsets.load(group as usize);
-        let [biased_end, count] = pairs.load(pair as usize).to_array();
-        let pair_end = self.counters.row_ends().load(pair as usize);
-        let first_tile = self.first_tile::<F>(group, group_start);
-        let messages = peers.load(rank.rank as usize).messages;
-        let cell = pair as usize * shape.capacity as usize;
+        let group_start = self.row_offsets().load(group as usize);
+        let rows_before = self.counters.rows_before_pair(expert * shape.sources());
+        let first_row = self.counters.rows_before_pair(pair);
         while row < end {
-            let to_end = pair_end - row;
-            let slot = count - to_end;
-            let output_row = biased_end - PAIR_BIAS - to_end;
             // SAFETY: the count says that this slot holds a message.
-            let message = unsafe {
-                let offset = (cell + slot as usize) * self.layout.words();
-                ReceivedMessage::new(messages.add(offset), self.layout)
-            };
+            let message = unsafe { self.message(pair, row - first_row) };
+            let row_in_group = row - rows_before;
             let place = Place {
-                row: output_row,
+                row: group_start + row_in_group,
                 group,
-                row_in_group: output_row - group_start,
-                first_tile,
+                row_in_group,
             };
             let source = self.load_source(message);
             // SAFETY: the caller's obligation.
             unsafe {
-                write_row::<F, _>(shape, &self.layout, output, message, place, Workers::warp())
-            };
-            self.write_source(source, expert, output_row);
+                if F::SCALES.is_shared_by_rows() {
+                    write_payload(&self.layout, output, message, place, Workers::warp());
+                } else {
+                    write_row::<F, _>(shape, &self.layout, output, message, place, Workers::warp());
+                }
+            }
+            self.write_source(source, expert, place.row);
             row += 1;
         }
     }
@@ -173,7 +168,7 @@ impl Copier<'_> {
         } else {
             u32::MAX
         };
-        let source: GlobalView<u32x4> = message.view();
+        let source: IndirectView<u32x4> = message.view();
         let token = source.load((self.layout.source_offset / 16) as usize)[0];
         Source { id, token }
     }
@@ -188,40 +183,9 @@ impl Copier<'_> {
         if thread::thread_idx_x().is_multiple_of(WARP) {
             // SAFETY: by the contract of `copy_rows`: one for each row.
             let src_info =
-                unsafe { GlobalViewMut::new(self.rank.output.src_info, row as usize + 1) };
+                unsafe { IndirectViewMut::new(self.rank.output.src_info, row as usize + 1) };
             let position = found.trailing_zeros();
             src_info.store(row as usize, u32x2::from_array([source.token, position]));
-        }
-    }
-
-    /// Zeroes the scales that the last tile of each group has beyond the group.
-    ///
-    /// # Safety
-    ///
-    /// As for [`copy_rows`](Self::copy_rows).
-    #[inline(always)]
-    unsafe fn zero_tile_ends<F: TokenFormat>(self, warp: u32, warps: u32) {
-        let (shape, output) = (self.shape, &self.rank.output);
-        // SAFETY: the caller's obligation.
-        let row_offsets =
-            unsafe { GlobalViewMut::new(output.row_offsets, shape.groups() as usize + 1) };
-        // The rows after a group in its last tile, one after the other: fewer than a tile for each group.
-        let mut next = warp;
-        while next < shape.groups() * TILE_ROWS {
-            let (group, row_in_tile) = (next / TILE_ROWS, next % TILE_ROWS);
-            let first_row = row_offsets.load(group as usize);
-            let rows = row_offsets.load(group as usize + 1) - first_row;
-            if row_in_tile >= rows % TILE_ROWS && !rows.is_multiple_of(TILE_ROWS) {
-                let place = Place {
-                    row: 0,
-                    group,
-                    row_in_group: rows - rows % TILE_ROWS + row_in_tile,
-                    first_tile: self.first_tile::<F>(group, first_row),
-                };
-                // SAFETY: the caller's obligation.
-                unsafe { zero_tile_row::<F>(shape, output, place, Workers::warp()) };
-            }
-            next += warps;
         }
     }
 }

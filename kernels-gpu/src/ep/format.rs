@@ -15,7 +15,7 @@ use crate::formats::{
     MxFp4, MxFp8, NvFp4, Rules, TensorScale,
 };
 use core::simd::u32x4;
-use cuda_std::view::{GlobalView, SharedView};
+use cuda_std::view::{IndirectView, SharedView};
 use cuda_std::{thread, warp};
 
 /// Elements of a run.
@@ -43,6 +43,13 @@ impl ScaleLayout {
             Self::Transposed => 4,
             _ => 1,
         }
+    }
+
+    /// Whether the scales of several rows share a vector of 16 bytes, so that they are written for
+    /// [four rows at a time](super::quads).
+    #[inline(always)]
+    pub(super) const fn is_shared_by_rows(self) -> bool {
+        matches!(self, Self::Transposed | Self::Tiles)
     }
 }
 
@@ -118,12 +125,12 @@ pub trait TokenFormat {
 
     /// Writes payload and scales of a token into a message. All threads of the block call it together, with
     /// the same arguments.
-    fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage);
+    fn stage(token: IndirectView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage);
 }
 
 /// The two chunks of a run, zeros where there is none.
 #[inline(always)]
-fn load_run(token: GlobalView<u32x4>, run: u32, exists: bool) -> (u32x4, u32x4) {
+fn load_run(token: IndirectView<u32x4>, run: u32, exists: bool) -> (u32x4, u32x4) {
     if exists {
         let chunk = run as usize * 2;
         (token.load(chunk), token.load(chunk + 1))
@@ -158,7 +165,7 @@ fn block_amax<const LANES: u32>((first, second): (u32x4, u32x4)) -> (Amax, bool)
 /// Two runs are loaded before the first is worked on.
 #[inline(always)]
 fn for_each_run(
-    token: GlobalView<u32x4>,
+    token: IndirectView<u32x4>,
     hidden: u32,
     mut f: impl FnMut(u32, bool, (u32x4, u32x4)),
 ) {
@@ -181,7 +188,7 @@ fn for_each_run(
 /// of a block with a given amax.
 #[inline(always)]
 fn stage_blocks<F: BlockFormat, const LANES: u32>(
-    token: GlobalView<u32x4>,
+    token: IndirectView<u32x4>,
     hidden: u32,
     encoding: Encoding,
     message: StagedMessage,
@@ -235,7 +242,7 @@ impl TokenFormat for Bf16 {
     const SCALES: ScaleLayout = ScaleLayout::None;
 
     #[inline(always)]
-    fn stage(token: GlobalView<u32x4>, hidden: u32, _: Encoding, message: StagedMessage) {
+    fn stage(token: IndirectView<u32x4>, hidden: u32, _: Encoding, message: StagedMessage) {
         let payload = message.payload::<u32x4>();
         let chunks = hidden / CHUNK;
         let mut chunk = thread::thread_idx_x();
@@ -273,7 +280,7 @@ impl TokenFormat for Fp8Block128 {
     const SCALES: ScaleLayout = ScaleLayout::Transposed;
 
     #[inline(always)]
-    fn stage(token: GlobalView<u32x4>, hidden: u32, _: Encoding, message: StagedMessage) {
+    fn stage(token: IndirectView<u32x4>, hidden: u32, _: Encoding, message: StagedMessage) {
         const LANES: u32 = Fp8Block128::WIRE.block / RUN;
         let payload = message.payload::<u32x4>();
         let scales = message.scales::<f32>();
@@ -324,7 +331,7 @@ impl TokenFormat for Nvfp4 {
     const SCALES: ScaleLayout = ScaleLayout::Tiles;
 
     #[inline(always)]
-    fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
+    fn stage(token: IndirectView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
         stage_blocks::<NvFp4, 1>(token, hidden, encoding, message, |scale, _| scale);
     }
 }
@@ -343,7 +350,7 @@ impl TokenFormat for Mxfp4 {
     const SCALES: ScaleLayout = ScaleLayout::Rows;
 
     #[inline(always)]
-    fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
+    fn stage(token: IndirectView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
         stage_blocks::<MxFp4, 2>(token, hidden, encoding, message, |scale, _| scale);
     }
 }
@@ -363,7 +370,7 @@ impl TokenFormat for Mxfp8 {
     const SCALES: ScaleLayout = ScaleLayout::Rows;
 
     #[inline(always)]
-    fn stage(token: GlobalView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
+    fn stage(token: IndirectView<u32x4>, hidden: u32, encoding: Encoding, message: StagedMessage) {
         stage_blocks::<MxFp8, 2>(token, hidden, encoding, message, |scale, amax| {
             let dead = scale.code == E8m0::NAN || (scale.code == 0 && amax != 0.0);
             BlockScale {

@@ -11,7 +11,8 @@
 //!    slots; `shared_expert`: its own use for it; `network`: if the rank is of another node;
 //! 4. `monitor`: the last sender block publishes the counts;
 //! 5. `offsets`: at the receiver, one block waits for all counts and lays out the rows;
-//! 6. `copy`: the others wait for that, and turn messages into rows (`output`);
+//! 6. `copy`: the others wait for that, and turn messages into rows (`output`; `quads` for scales that are not
+//!    in rows);
 //! 7. [`wait`]: how each of these waits ends if the other side never comes.
 //!
 //! The entries put these roles together:
@@ -31,6 +32,7 @@ mod monitor;
 mod network;
 mod offsets;
 mod output;
+mod quads;
 mod search;
 mod send;
 mod shared_expert;
@@ -91,9 +93,11 @@ unsafe fn receive<F: TokenFormat>(shape: &Shape, rank: &Rank) {
     // SAFETY: the caller's obligation.
     unsafe {
         let counters = Counters::new(rank.counters, shape.pairs());
+        let own = rank.load_peer(rank.rank, shape.ranks);
         let copier = Copier {
             shape,
             rank,
+            own,
             layout,
             counters,
         };
@@ -102,6 +106,7 @@ unsafe fn receive<F: TokenFormat>(shape: &Shape, rank: &Rank) {
             let offsets = Offsets {
                 shape,
                 rank,
+                own,
                 counters,
                 shared,
             };

@@ -19,9 +19,8 @@
 
 use super::arguments::{Counters, Rank, Shape};
 use super::faults::Fault;
-use cuda_std::atomic::scoped::{AcqRel, Atomic, Relaxed, Release, System};
+use cuda_std::atomic::scoped::{AcqRel, Atomic, Global, Relaxed, Release, System};
 use cuda_std::thread;
-use cuda_std::view::GlobalView;
 
 /// Reports that this block has sent everything. The block that is last to do so publishes all counts, those
 /// that are 0 too, and makes the counters ready for the next round. All threads of a block call it together,
@@ -44,8 +43,6 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
     if thread::thread_idx_x() == 0 {
         counters.sent().store(0, Relaxed);
     }
-    // SAFETY: the caller's obligation.
-    let peers = unsafe { GlobalView::new(rank.peers, shape.ranks as usize) };
     let skip = shape.has(Shape::SKIP_A2A);
     let counts = if skip {
         shape.local_experts
@@ -57,16 +54,18 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
         let (expert, to) = if skip {
             (pair, rank.rank)
         } else {
-            (pair / shape.ranks, pair % shape.ranks)
+            shape.split_pair(pair)
         };
         let messages = counters.reserved(pair).load(Relaxed);
         if !shape.plants(Fault::SlotsNotReset) {
             counters.reserved(pair).store(0, Relaxed);
         }
         let word = expert * shape.sources() + shape.source(rank.rank);
-        let receiver = peers.load(to as usize).counts;
         // SAFETY: the caller's obligation: `[nl, sources]` words.
-        let count = unsafe { Atomic::<u64, System>::from_ptr(receiver.add(word as usize)) };
+        let count = unsafe {
+            let counts = rank.load_peer(to, shape.ranks).counts;
+            Atomic::<u64, System, Global>::from_global_ptr(counts.add(word as usize))
+        };
         count.store(messages as u64, Release);
         pair += thread::block_dim_x();
     }

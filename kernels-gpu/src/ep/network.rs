@@ -13,7 +13,7 @@ use super::send::Sender;
 use crate::WARP;
 use core::simd::u32x4;
 use cuda_std::thread;
-use cuda_std::view::{GlobalViewMut, SharedView};
+use cuda_std::view::{IndirectViewMut, SharedView};
 
 /// Sends a finished message to the destinations that are marked `remote`. All threads of the block call it.
 ///
@@ -32,7 +32,7 @@ pub(super) unsafe fn put_copies(
     // SAFETY: the caller's obligation; the row of this token is written by this block alone, and tokens are at
     // most as many as rows.
     let row = unsafe {
-        GlobalViewMut::<u32x4>::new(sender.rank.send_rows.add(token as usize * words), words)
+        IndirectViewMut::<u32x4>::new(sender.rank.send_rows.add(token as usize * words), words)
     };
     let mut word = thread::thread_idx_x() as usize;
     while word < words {
@@ -46,7 +46,7 @@ pub(super) unsafe fn put_copies(
         let address = destinations.load(position as usize);
         if address & remote != 0 {
             // SAFETY: the caller's obligation.
-            let slot = unsafe { GlobalViewMut::new((address ^ remote) as *mut u32x4, words) };
+            let slot = unsafe { IndirectViewMut::new((address ^ remote) as *mut u32x4, words) };
             put(slot, row);
         }
         position += thread::block_dim_x() / WARP;
@@ -55,7 +55,7 @@ pub(super) unsafe fn put_copies(
 
 /// One put, by a warp.
 #[inline(always)]
-fn put(slot: GlobalViewMut<u32x4>, row: GlobalViewMut<u32x4>) {
+fn put(slot: IndirectViewMut<u32x4>, row: IndirectViewMut<u32x4>) {
     let mut word = (thread::thread_idx_x() % WARP) as usize;
     while word < row.len() {
         slot.store(word, row.load(word));

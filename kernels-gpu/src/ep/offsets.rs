@@ -20,15 +20,17 @@ use crate::WARP;
 use crate::prefix_sum::block_exclusive_sum;
 use crate::scale_tile::TILE_ROWS;
 use core::simd::u32x2;
-use cuda_std::atomic::scoped::{Atomic, Relaxed, Release, System};
+use cuda_std::atomic::scoped::{Atomic, Global, Relaxed, Release, System};
 use cuda_std::thread;
-use cuda_std::view::{GlobalView, GlobalViewMut};
+use cuda_std::view::IndirectViewMut;
 
 /// The block that computes the offsets.
 #[derive(Clone, Copy)]
 pub(super) struct Offsets<'a> {
     pub(super) shape: &'a Shape,
     pub(super) rank: &'a Rank,
+    /// Where this rank receives.
+    pub(super) own: Peer,
     pub(super) counters: Counters,
     pub(super) shared: SharedMemory,
 }
@@ -46,26 +48,18 @@ impl Offsets<'_> {
             return false;
         }
         self.lay_out_groups::<F>();
-        self.lay_out_pairs();
-        // Everything above is released by the one store: thread 0 is behind the barrier.
-        thread::sync_threads();
+        // Everything above is released by the one store: thread 0 is behind the barrier that was last.
         if thread::thread_idx_x() == 0 {
             self.counters.ready().store(thread::grid_dim_x(), Release);
         }
+        // Only who reads the output needs these.
+        self.lay_out_pairs();
         true
     }
 
     #[inline(always)]
     fn warps(self) -> u32 {
         thread::block_dim_x() / WARP
-    }
-
-    /// This rank's own receive buffer.
-    #[inline(always)]
-    fn own(self) -> Peer {
-        // SAFETY: by the contract of `publish`.
-        unsafe { GlobalView::new(self.rank.peers, self.shape.ranks as usize) }
-            .load(self.rank.rank as usize)
     }
 
     /// Waits for all counts, writes `row_ends`, and makes the counts ready for the next round: each thread
@@ -75,7 +69,9 @@ impl Offsets<'_> {
         let pairs = self.shape.pairs();
         let row_ends = self.counters.row_ends();
         let failure = Failure::of(self.rank);
-        let mut in_time = !failure.is_recorded();
+        // Under way together with the first of the counts.
+        let failed_before = failure.is_recorded();
+        let mut in_time = true;
         let mut rows_before = 0;
         let mut first = 0;
         while first < pairs {
@@ -87,7 +83,7 @@ impl Offsets<'_> {
                     None => in_time = false,
                 }
             }
-            if thread::sync_threads_and(in_time as u32) == 0 {
+            if thread::sync_threads_and((in_time && !failed_before) as u32) == 0 {
                 return false;
             }
             let (before, total) = block_exclusive_sum(self.shared.scratch(), self.warps(), rows);
@@ -104,19 +100,20 @@ impl Offsets<'_> {
     /// The messages of a pair.
     #[inline(always)]
     fn wait_for_count(self, pair: u32, failure: Failure) -> Option<u32> {
-        let sources = self.shape.sources();
+        let (expert, source) = self.shape.split_pair(pair);
         let word = pair as usize;
         // SAFETY: by the contract of `publish`: the counts are one for each pair.
-        let count = unsafe { Atomic::<u64, System>::from_ptr(self.own().counts.add(word)) };
+        let count =
+            unsafe { Atomic::<u64, System, Global>::from_global_ptr(self.own.counts.add(word)) };
         let waiter = Waiter {
             failure,
             what: Awaited::Count,
             rank: if self.shape.has(Shape::SKIP_A2A) {
                 self.rank.rank
             } else {
-                pair % sources
+                source
             },
-            expert: self.rank.rank * self.shape.local_experts + pair / sources,
+            expert: self.rank.rank * self.shape.local_experts + expert,
             word: pair,
         };
         let messages = waiter.wait(count, NOT_ARRIVED, self.shape)?;
@@ -136,8 +133,8 @@ impl Offsets<'_> {
         // SAFETY: by the contract of `publish`.
         let (row_offsets, expert_ids) = unsafe {
             (
-                GlobalViewMut::new(output.row_offsets, groups + 1),
-                GlobalViewMut::new(output.expert_ids, groups),
+                IndirectViewMut::new(output.row_offsets, groups + 1),
+                IndirectViewMut::new(output.expert_ids, groups),
             )
         };
         // SAFETY: by the contract of `publish`.
@@ -188,11 +185,11 @@ impl Offsets<'_> {
     fn lay_out_group<F: TokenFormat>(self, group: u32, first_row: u32, first_tile: u32) {
         let (output, groups) = (&self.rank.output, self.shape.groups() as usize);
         // SAFETY: by the contract of `publish`.
-        let row_offsets = unsafe { GlobalViewMut::new(output.row_offsets, groups + 1) };
+        let row_offsets = unsafe { IndirectViewMut::new(output.row_offsets, groups + 1) };
         row_offsets.store(group as usize, first_row);
         if F::SCALES == ScaleLayout::Tiles {
             // SAFETY: as above.
-            let offsets = unsafe { GlobalViewMut::new(output.scales_offsets, groups) };
+            let offsets = unsafe { IndirectViewMut::new(output.scales_offsets, groups) };
             offsets.store(
                 group as usize,
                 first_tile.wrapping_sub(first_row / TILE_ROWS),
@@ -203,10 +200,8 @@ impl Offsets<'_> {
     /// Rows before those of local expert `expert`, of other experts.
     #[inline(always)]
     fn rows_before(self, expert: u32) -> u32 {
-        match expert * self.shape.sources() {
-            0 => 0,
-            pair => self.counters.row_ends().load(pair as usize - 1),
-        }
+        self.counters
+            .rows_before_pair(expert * self.shape.sources())
     }
 
     #[inline(always)]
@@ -222,19 +217,15 @@ impl Offsets<'_> {
         // SAFETY: by the contract of `publish`.
         let (row_offsets, pairs) = unsafe {
             (
-                GlobalViewMut::new(output.row_offsets, shape.groups() as usize + 1),
-                GlobalViewMut::new(output.pairs, shape.pairs() as usize),
+                IndirectViewMut::new(output.row_offsets, shape.groups() as usize + 1),
+                IndirectViewMut::new(output.pairs, shape.pairs() as usize),
             )
         };
         let mut pair = thread::thread_idx_x();
         while pair < shape.pairs() {
-            let expert = pair / shape.sources();
+            let (expert, _) = shape.split_pair(pair);
             let end = row_ends.load(pair as usize);
-            let start = if pair == 0 {
-                0
-            } else {
-                row_ends.load(pair as usize - 1)
-            };
+            let start = self.counters.rows_before_pair(pair);
             let first = row_offsets.load((expert + shape.first_routed_group()) as usize);
             let last = PAIR_BIAS + first + (end - self.rows_before(expert));
             pairs.store(pair as usize, u32x2::from_array([last, end - start]));

@@ -6,7 +6,7 @@ use super::message::MessageLayout;
 use super::workers::Workers;
 use crate::scale_tile::{self, TILE_BLOCKS, TILE_ROWS};
 use core::simd::u32x4;
-use cuda_std::view::{GlobalView, GlobalViewMut};
+use cuda_std::view::{IndirectView, IndirectViewMut, Word};
 
 /// Bytes from the start of the scales to the scale of row `row` (below `slot_rows`) and block `block` of a
 /// group, in the slot layout for rows of `blocks` scales.
@@ -35,6 +35,8 @@ pub(super) trait Message: Copy {
     fn word(self, index: usize) -> u32;
     /// Byte `index`.
     fn byte(self, index: usize) -> u8;
+    /// Loads and stores a worker's share of the first `len` vectors, as suits the memory it is in.
+    fn copy_vectors(self, len: usize, workers: Workers, store: impl Fn(usize, u32x4));
 }
 
 /// A message that arrived. It was written during the launch, so it is read with ordinary loads, which
@@ -56,10 +58,10 @@ impl ReceivedMessage {
 
     /// The message in units of `T`.
     #[inline(always)]
-    pub(super) fn view<T: Copy>(self) -> GlobalView<T> {
+    pub(super) fn view<T: Word>(self) -> IndirectView<T> {
         let len = self.layout.bytes as usize / size_of::<T>();
         // SAFETY: by the contract of `new`; `T` is at most 16 bytes.
-        unsafe { GlobalView::new(self.base.cast(), len) }
+        unsafe { IndirectView::new(self.base.cast(), len) }
     }
 }
 
@@ -78,6 +80,11 @@ impl Message for ReceivedMessage {
     fn byte(self, index: usize) -> u8 {
         self.view().load(index)
     }
+
+    #[inline(always)]
+    fn copy_vectors(self, len: usize, workers: Workers, store: impl Fn(usize, u32x4)) {
+        workers.copy_ahead(len, |index| self.vector(index), store);
+    }
 }
 
 impl Message for StagedMessage {
@@ -95,6 +102,11 @@ impl Message for StagedMessage {
     fn byte(self, index: usize) -> u8 {
         self.part(0, self.layout().bytes).load(index)
     }
+
+    #[inline(always)]
+    fn copy_vectors(self, len: usize, workers: Workers, store: impl Fn(usize, u32x4)) {
+        workers.copy(len, |index| self.vector(index), store);
+    }
 }
 
 /// Where a row goes.
@@ -105,19 +117,16 @@ pub(super) struct Place {
     /// Its group, and its number in the group.
     pub(super) group: u32,
     pub(super) row_in_group: u32,
-    /// The scale tile in which the group begins, for scales in tiles.
-    pub(super) first_tile: u32,
 }
 
-/// Writes payload and scales of a message to their place.
+/// Writes the payload of a message to its place.
 ///
 /// # Safety
 ///
 /// `output` is what [`Output`] says for this shape and format, and `place` lies inside it. Nobody else writes
 /// there.
 #[inline(always)]
-pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
-    shape: &Shape,
+pub(super) unsafe fn write_payload<M: Message>(
     layout: &MessageLayout,
     output: &Output,
     message: M,
@@ -127,22 +136,47 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
     let vectors = (layout.payload_bytes / 16) as usize;
     let first = place.row as usize * vectors;
     // SAFETY: the caller's obligation.
-    let tokens = unsafe { GlobalViewMut::new(output.tokens, first + vectors) };
-    workers.copy_ahead(
-        vectors,
-        |index| message.vector(index),
-        |index, value| tokens.store(first + index, value),
-    );
+    let tokens = unsafe { IndirectViewMut::new(output.tokens, first + vectors) };
+    message.copy_vectors(vectors, workers, |index, value| {
+        tokens.store(first + index, value);
+    });
+}
 
+/// Writes payload and scales of a message to their place. Scales in tiles are those of the first group, which
+/// begins in the first tile.
+///
+/// # Safety
+///
+/// As for [`write_payload`].
+#[inline(always)]
+pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
+    shape: &Shape,
+    layout: &MessageLayout,
+    output: &Output,
+    message: M,
+    place: Place,
+    workers: Workers,
+) {
     let blocks = F::WIRE.scales(shape.hidden);
     let first_byte = layout.scales_offset as usize;
     let first_word = first_byte / 4;
+    // Where a row of scales is whole vectors, the first of them, and mostly all, are on their way before the
+    // payload is stored.
+    let is_vectors =
+        F::SCALES == ScaleLayout::Rows && shape.slot_rows == 0 && blocks.is_multiple_of(16);
+    let vectors = if is_vectors { blocks as usize / 16 } else { 0 };
+    let load_vector =
+        |index: usize| (index < vectors).then(|| message.vector(first_byte / 16 + index));
+    let mut index = workers.index as usize;
+    let mut vector = load_vector(index);
+    // SAFETY: the caller's obligation.
+    unsafe { write_payload(layout, output, message, place, workers) };
     match F::SCALES {
         ScaleLayout::None => {}
         ScaleLayout::Rows if shape.slot_rows != 0 => {
             let bytes = shape.groups() as usize * shape.slot_rows as usize * blocks as usize;
             // SAFETY: the caller's obligation. Bytes, as a cell has rows that others may be writing.
-            let scales = unsafe { GlobalViewMut::new(output.scales, bytes) };
+            let scales = unsafe { IndirectViewMut::new(output.scales, bytes) };
             workers.copy(
                 blocks as usize,
                 |block| message.byte(first_byte + block),
@@ -153,21 +187,21 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
                 },
             );
         }
-        ScaleLayout::Rows if blocks.is_multiple_of(4) => {
-            let words = (blocks / 4) as usize;
-            let first = place.row as usize * words;
+        ScaleLayout::Rows if is_vectors => {
+            let first = place.row as usize * vectors;
             // SAFETY: the caller's obligation.
-            let scales = unsafe { GlobalViewMut::new(output.scales.cast::<u32>(), first + words) };
-            workers.copy(
-                words,
-                |word| message.word(first_word + word),
-                |word, value| scales.store(first + word, value),
-            );
+            let scales =
+                unsafe { IndirectViewMut::<u32x4>::new(output.scales.cast(), first + vectors) };
+            while let Some(value) = vector {
+                scales.store(first + index, value);
+                index += workers.count as usize;
+                vector = load_vector(index);
+            }
         }
         ScaleLayout::Rows => {
             let first = place.row as usize * blocks as usize;
             // SAFETY: the caller's obligation.
-            let scales = unsafe { GlobalViewMut::new(output.scales, first + blocks as usize) };
+            let scales = unsafe { IndirectViewMut::new(output.scales, first + blocks as usize) };
             workers.copy(
                 blocks as usize,
                 |block| message.byte(first_byte + block),
@@ -178,7 +212,7 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
             let stride = shape.scale_stride as usize;
             // SAFETY: the caller's obligation.
             let scales = unsafe {
-                GlobalViewMut::new(output.scales.cast::<u32>(), blocks as usize * stride)
+                IndirectViewMut::new(output.scales.cast::<u32>(), blocks as usize * stride)
             };
             workers.copy(
                 blocks as usize,
@@ -188,51 +222,23 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
         }
         ScaleLayout::Tiles => {
             // What the message has after its scales is zero, and so is what a tile has.
-            let column_tiles = blocks.div_ceil(TILE_BLOCKS);
-            let scales = tiles(output, column_tiles, place);
+            let columns = blocks.div_ceil(TILE_BLOCKS);
+            let (row_tile, row) = (
+                place.row_in_group / TILE_ROWS,
+                place.row_in_group % TILE_ROWS,
+            );
+            let words = (row_tile as usize + 1) * columns as usize * scale_tile::TILE_BYTES / 4;
+            // SAFETY: the caller's obligation.
+            let scales = unsafe { IndirectViewMut::new(output.scales.cast::<u32>(), words) };
             workers.copy(
-                column_tiles as usize,
-                |tile| message.word(first_word + tile),
-                |tile, value| scales.store(tile_word(column_tiles, place, tile as u32), value),
+                columns as usize,
+                |column| message.word(first_word + column),
+                |column, value| {
+                    let block = column as u32 * TILE_BLOCKS;
+                    let offset = scale_tile::offset_in_tensor(row_tile, row, block, columns);
+                    scales.store(offset / 4, value);
+                },
             );
         }
     }
-}
-
-/// Zeroes the scales of a row that the last tile of a group has beyond the group.
-///
-/// # Safety
-///
-/// As for [`write_row`].
-#[inline(always)]
-pub(super) unsafe fn zero_tile_row<F: TokenFormat>(
-    shape: &Shape,
-    output: &Output,
-    place: Place,
-    workers: Workers,
-) {
-    let column_tiles = F::WIRE.scales(shape.hidden).div_ceil(TILE_BLOCKS);
-    let scales = tiles(output, column_tiles, place);
-    let mut tile = workers.index;
-    while tile < column_tiles {
-        scales.store(tile_word(column_tiles, place, tile), 0);
-        tile += workers.count;
-    }
-}
-
-/// The scales up to the tiles that `place` is in, as words of the [`TILE_BLOCKS`] scales that a row has in one.
-#[inline(always)]
-fn tiles(output: &Output, column_tiles: u32, place: Place) -> GlobalViewMut<u32> {
-    let row_tiles = (place.first_tile + place.row_in_group / TILE_ROWS + 1) as usize;
-    let words = row_tiles * column_tiles as usize * scale_tile::TILE_BYTES / 4;
-    // SAFETY: the obligation of the callers' callers.
-    unsafe { GlobalViewMut::new(output.scales.cast(), words) }
-}
-
-/// Where in [`tiles`] the scales of a row in column tile `tile` are.
-#[inline(always)]
-fn tile_word(column_tiles: u32, place: Place, tile: u32) -> usize {
-    let row_tile = place.first_tile + place.row_in_group / TILE_ROWS;
-    let row = place.row_in_group % TILE_ROWS;
-    scale_tile::offset_in_tensor(row_tile, row, tile * TILE_BLOCKS, column_tiles) / 4
 }

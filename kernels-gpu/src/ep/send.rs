@@ -15,7 +15,7 @@
 //! An id outside `0..E` is nobody: nothing is sent and nothing counted. Of equal ids in one token the first
 //! counts, and the others are nobody.
 
-use super::arguments::{Counters, Destination, Rank, Shape};
+use super::arguments::{Counters, Destination, Rank, Shape, quotient};
 use super::faults::Fault;
 use super::format::{Encoding, StagedMessage, TokenFormat};
 use super::message::MessageLayout;
@@ -26,7 +26,7 @@ use crate::WARP;
 use crate::formats::{CHUNK, Rules, TensorScale};
 use core::simd::u32x4;
 use cuda_std::atomic::scoped::Relaxed;
-use cuda_std::view::{GlobalView, GlobalViewMut};
+use cuda_std::view::{IndirectView, IndirectViewMut, Word};
 use cuda_std::warp::{self, WarpReductionOp};
 use cuda_std::{cfg, fence, thread, tma};
 
@@ -115,18 +115,18 @@ impl Sender<'_> {
 
     /// Row `token` of the input.
     #[inline(always)]
-    fn token(self, token: u32) -> GlobalView<u32x4> {
+    fn token(self, token: u32) -> IndirectView<u32x4> {
         let chunks = (self.shape.hidden / CHUNK) as usize;
         // SAFETY: by the contract of `send_tokens`; `token` is below the number of tokens.
-        unsafe { GlobalView::new(self.rank.tokens.add(token as usize * chunks), chunks) }
+        unsafe { IndirectView::new(self.rank.tokens.add(token as usize * chunks), chunks) }
     }
 
     /// All ids up to and including those of `token`.
     #[inline(always)]
-    fn ids_through<T: Copy>(self, token: u32) -> GlobalView<T> {
+    fn ids_through<T: Word>(self, token: u32) -> IndirectView<T> {
         let bytes = (token as usize + 1) * self.shape.top_k as usize * size_of::<i32>();
         // SAFETY: as in `token`; the table is aligned to 16 bytes.
-        unsafe { GlobalView::new(self.rank.topk_ids.cast(), bytes / size_of::<T>()) }
+        unsafe { IndirectView::new(self.rank.topk_ids.cast(), bytes / size_of::<T>()) }
     }
 
     #[inline(always)]
@@ -135,7 +135,7 @@ impl Sender<'_> {
             1.0
         } else {
             // SAFETY: by the contract of `send_tokens`.
-            unsafe { GlobalView::new(self.rank.input_scale, 1) }.load(0)
+            unsafe { IndirectView::new(self.rank.input_scale, 1) }.load(0)
         };
         Encoding {
             rules: Rules::from_bits(self.shape.rules),
@@ -178,7 +178,7 @@ impl Sender<'_> {
     fn is_addresser(self) -> bool {
         let thread = thread::thread_idx_x();
         if self.shape.has(Shape::DETERMINISTIC) {
-            thread % WARP % self.warps() == thread / WARP
+            (thread % WARP).checked_rem(self.warps()) == Some(thread / WARP)
         } else {
             self.is_courier()
         }
@@ -267,7 +267,7 @@ impl Sender<'_> {
             if found != id as u32 || index >= end {
                 return 0;
             }
-            let mut other = index - index % top_k;
+            let mut other = index - quotient(index as u32, top_k as u32).1 as usize;
             while other < index && ids.load(other) != id {
                 other += 1;
             }
@@ -301,8 +301,7 @@ impl Sender<'_> {
     fn address(self, to: Destination, slot: u32) -> u64 {
         let shape = self.shape;
         // SAFETY: by the contract of `send_tokens`.
-        let peer = unsafe { GlobalView::new(self.rank.peers, shape.ranks as usize) }
-            .load(to.rank as usize);
+        let peer = unsafe { self.rank.load_peer(to.rank, shape.ranks) };
         let cell = to.expert * shape.sources() + shape.source(self.rank.rank);
         let message = cell as usize * shape.capacity as usize + slot as usize;
         let mut offset = message * self.layout.words();
@@ -310,7 +309,7 @@ impl Sender<'_> {
             offset %= 4096 / size_of::<u32x4>();
         }
         let address = peer.messages.wrapping_add(offset) as u64;
-        if to.rank / shape.ranks_per_node == self.rank.rank / shape.ranks_per_node {
+        if shape.share_node(to.rank, self.rank.rank) {
             address
         } else {
             address | REMOTE
@@ -397,7 +396,7 @@ impl Sender<'_> {
     #[inline(always)]
     fn store_message(self, message: StagedMessage, address: u64) {
         // SAFETY: as in `send_copies`.
-        let slot = unsafe { GlobalViewMut::new(address as *mut u32x4, self.layout.words()) };
+        let slot = unsafe { IndirectViewMut::new(address as *mut u32x4, self.layout.words()) };
         let words = message.words();
         let mut word = (thread::thread_idx_x() % WARP) as usize;
         while word < self.layout.words() {

@@ -31,7 +31,6 @@ pub(super) unsafe fn keep_own<F: TokenFormat>(
         row,
         group: 0,
         row_in_group: row,
-        first_tile: 0,
     };
     // SAFETY: the caller's obligation; group 0 begins at row 0 and has room for all tokens.
     unsafe {

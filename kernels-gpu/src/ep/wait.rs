@@ -5,9 +5,11 @@
 //! reads it when it next waits for the rank.
 
 use super::arguments::{Rank, Shape};
-use cuda_std::atomic::scoped::{AcqRel, Acquire, Atomic, AtomicValue, Device, Relaxed, Scope};
+use cuda_std::atomic::scoped::{
+    AcqRel, Acquire, Atomic, AtomicValue, Device, Global, Relaxed, Scope,
+};
 use cuda_std::misc::global_timer_ns;
-use cuda_std::view::GlobalViewMut;
+use cuda_std::view::IndirectViewMut;
 
 /// Polls between two looks at the clock and at the record.
 const POLLS_PER_CHECK: u32 = 64;
@@ -40,9 +42,9 @@ impl Failure {
     }
 
     #[inline(always)]
-    fn state(&self) -> Atomic<u32, Device> {
+    fn state(&self) -> Atomic<u32, Device, Global> {
         // SAFETY: the record is memory of the rank's, which the entry's caller vouches for.
-        unsafe { Atomic::from_ptr(self.words) }
+        unsafe { Atomic::from_global_ptr(self.words) }
     }
 
     /// Whether there is a record.
@@ -59,7 +61,7 @@ impl Failure {
             .is_ok()
         {
             // SAFETY: as in `state`; only the thread that set the state gets here, and only the host reads.
-            let words = unsafe { GlobalViewMut::new(self.words, Self::WORDS) };
+            let words = unsafe { IndirectViewMut::new(self.words, Self::WORDS) };
             words.store(1, rank);
             words.store(2, expert);
             words.store(3, word);
@@ -83,7 +85,7 @@ impl Waiter {
     #[inline(always)]
     pub(super) fn wait<T: AtomicValue + PartialEq, S: Scope>(
         self,
-        word: Atomic<T, S>,
+        word: Atomic<T, S, Global>,
         nothing: T,
         shape: &Shape,
     ) -> Option<T> {
@@ -93,7 +95,8 @@ impl Waiter {
             Awaited::Count => shape.deadline_ns,
             Awaited::Offsets => shape.deadline_ns * 2,
         };
-        let start = global_timer_ns();
+        // When the clock was first looked at. Most waits are over before that, and it is slow to read.
+        let mut start = None;
         let mut polls = 0;
         loop {
             let value = word.load(Acquire);
@@ -105,7 +108,8 @@ impl Waiter {
                 if self.failure.is_recorded() {
                     return None;
                 }
-                if patience != 0 && global_timer_ns() - start > patience {
+                let now = global_timer_ns();
+                if patience != 0 && now - *start.get_or_insert(now) > patience {
                     self.failure
                         .record(self.what, self.rank, self.expert, self.word);
                     return None;

@@ -53,15 +53,15 @@ impl Workers {
         load: impl Fn(usize) -> T,
         store: impl Fn(usize, T),
     ) {
-        let step = self.count as usize;
-        let mut index = self.index as usize;
+        let (len, step) = (len as u32, self.count);
+        let mut index = self.index;
         while index < len {
-            let at = |n: usize| (index + n * step < len).then(|| load(index + n * step));
+            let at = |n: u32| (index + n * step < len).then(|| load((index + n * step) as usize));
             let (a, b, c, d) = (at(0), at(1), at(2), at(3));
             let (e, f, g, h) = (at(4), at(5), at(6), at(7));
-            let put = |n: usize, value: Option<T>| {
+            let put = |n: u32, value: Option<T>| {
                 if let Some(value) = value {
-                    store(index + n * step, value);
+                    store((index + n * step) as usize, value);
                 }
             };
             put(0, a);

@@ -5,10 +5,11 @@
 //! would cost a compare, a branch and a trap. The emulator checks every access against the view, the
 //! allocation behind it, its lifetime and the alignment of `T`.
 //!
-//! Accesses through a global view of a kernel parameter are `ld.global` and `st.global`; through a
-//! [`SharedView`] of memory from [`shared`](crate::shared), `ld.shared` and `st.shared`. A pointer
-//! that was itself loaded from memory gives generic accesses, which work as well. A `T` of
-//! [`u32x4`] moves 16 bytes per access.
+//! Accesses through a [`GlobalView`] of a kernel parameter are `ld.global` and `st.global`; through a
+//! [`SharedView`] of memory from [`shared`](crate::shared), `ld.shared` and `st.shared`: the compiler
+//! knows where the pointer is from. Of one that was itself loaded from memory, or came in a struct, it
+//! knows nothing, and accesses would be generic; an [`IndirectView`] says that the memory is global. A
+//! `T` of [`u32x4`] moves 16 bytes per access.
 
 #[cfg(target_arch = "nvptx64")]
 use crate::intrinsics::ptx;
@@ -28,6 +29,20 @@ pub struct GlobalViewMut<T> {
     len: usize,
 }
 
+/// Global memory to read, by a pointer of which the compiler cannot know that.
+#[derive(Debug)]
+pub struct IndirectView<T> {
+    ptr: *const T,
+    len: usize,
+}
+
+/// Global memory to read and write, by a pointer of which the compiler cannot know that.
+#[derive(Debug)]
+pub struct IndirectViewMut<T> {
+    ptr: *mut T,
+    len: usize,
+}
+
 /// Shared memory of the block, to read and write.
 #[derive(Debug)]
 pub struct SharedView<T> {
@@ -36,7 +51,7 @@ pub struct SharedView<T> {
 }
 
 macro_rules! view {
-    ($view:ident, $pointer:ty, $memory:literal) => {
+    ($view:ident, $pointer:ty, $memory:literal, $element:ident, $read:path) => {
         impl<T> Clone for $view<T> {
             #[inline(always)]
             fn clone(&self) -> Self {
@@ -46,7 +61,7 @@ macro_rules! view {
 
         impl<T> Copy for $view<T> {}
 
-        impl<T: Copy> $view<T> {
+        impl<T: $element> $view<T> {
             #[doc = concat!("A view of `len` elements of ", $memory, " memory at `ptr`.")]
             ///
             /// # Safety
@@ -89,7 +104,7 @@ macro_rules! view {
                 let address = self.address(index);
                 by_target! {
                     // SAFETY: by the contract of `new`, `index` is in bounds and the element valid.
-                    gpu: unsafe { address.read() },
+                    gpu: unsafe { $read(address) },
                     // SAFETY: as above; the emulator checks it.
                     cpu: unsafe { simt::device::read(address.cast_const()) },
                 }
@@ -106,7 +121,7 @@ macro_rules! view {
                 let address = self.address_at(offset);
                 by_target! {
                     // SAFETY: by the contract of `new`, the offset is in bounds and the element valid.
-                    gpu: unsafe { address.read() },
+                    gpu: unsafe { $read(address) },
                     // SAFETY: as above; the emulator checks it.
                     cpu: unsafe { simt::device::read(address.cast_const()) },
                 }
@@ -156,8 +171,8 @@ macro_rules! view {
 }
 
 macro_rules! view_mut {
-    ($view:ident) => {
-        impl<T: Copy> $view<T> {
+    ($view:ident, $element:ident, $write:path) => {
+        impl<T: $element> $view<T> {
             /// Writes element `index`, which must be below [`len`](Self::len).
             #[inline(always)]
             #[track_caller]
@@ -165,7 +180,7 @@ macro_rules! view_mut {
                 let address = self.address(index);
                 by_target! {
                     // SAFETY: by the contract of `new`, `index` is in bounds.
-                    gpu: unsafe { address.write(value) },
+                    gpu: unsafe { $write(address, value) },
                     // SAFETY: as above; the emulator checks it.
                     cpu: unsafe { simt::device::write(address, value) },
                 }
@@ -179,7 +194,7 @@ macro_rules! view_mut {
                 let address = self.address_at(offset);
                 by_target! {
                     // SAFETY: by the contract of `new`, the offset is in bounds.
-                    gpu: unsafe { address.write(value) },
+                    gpu: unsafe { $write(address, value) },
                     // SAFETY: as above; the emulator checks it.
                     cpu: unsafe { simt::device::write(address, value) },
                 }
@@ -188,11 +203,14 @@ macro_rules! view_mut {
     };
 }
 
-view!(GlobalView, *const T, "global");
-view!(GlobalViewMut, *mut T, "global");
-view!(SharedView, *mut T, "shared");
-view_mut!(GlobalViewMut);
-view_mut!(SharedView);
+view!(GlobalView, *const T, "global", Copy, core::ptr::read);
+view!(GlobalViewMut, *mut T, "global", Copy, core::ptr::read);
+view!(IndirectView, *const T, "global", Word, Word::load_global);
+view!(IndirectViewMut, *mut T, "global", Word, Word::load_global);
+view!(SharedView, *mut T, "shared", Copy, core::ptr::read);
+view_mut!(GlobalViewMut, Copy, core::ptr::write);
+view_mut!(IndirectViewMut, Word, Word::store_global);
+view_mut!(SharedView, Copy, core::ptr::write);
 
 /// `cast_mut` for pointers that are mutable already, so that one macro serves all views.
 trait CastMut<T> {
@@ -281,13 +299,29 @@ pub trait Streamed: Copy + sealed::Sealed {
     unsafe fn store_streaming(ptr: *mut Self, value: Self);
 }
 
+/// What one access moves: 1, 2, 4, 8 or 16 bytes.
+pub trait Word: Copy + sealed::Sealed {
+    /// # Safety
+    ///
+    /// As for [`core::ptr::read`], in global memory.
+    #[doc(hidden)]
+    #[cfg(target_arch = "nvptx64")]
+    unsafe fn load_global(ptr: *const Self) -> Self;
+
+    /// # Safety
+    ///
+    /// As for [`core::ptr::write`], in global memory.
+    #[doc(hidden)]
+    #[cfg(target_arch = "nvptx64")]
+    unsafe fn store_global(ptr: *mut Self, value: Self);
+}
+
 mod sealed {
     pub trait Sealed {}
 }
 
 macro_rules! streamed {
     ($($ty:ty, $load:ident, $store:ident;)*) => {$(
-        impl sealed::Sealed for $ty {}
         impl Streamed for $ty {
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
@@ -310,4 +344,36 @@ streamed! {
     u32, ld_global_nc_b32, st_global_cs_b32;
     u32x2, ld_global_nc_v2_b32, st_global_cs_v2_b32;
     u32x4, ld_global_nc_v4_b32, st_global_cs_v4_b32;
+}
+
+macro_rules! words {
+    ($($ty:ty, $load:ident, $store:ident, $from_bits:expr, $to_bits:expr;)*) => {$(
+        impl sealed::Sealed for $ty {}
+        impl Word for $ty {
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            unsafe fn load_global(ptr: *const Self) -> Self {
+                // SAFETY: forwarded to the caller.
+                $from_bits(unsafe { ptx::$load(ptr.cast()) })
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            unsafe fn store_global(ptr: *mut Self, value: Self) {
+                // SAFETY: forwarded to the caller.
+                unsafe { ptx::$store(ptr.cast(), $to_bits(value)) }
+            }
+        }
+    )*};
+}
+
+words! {
+    u8, ld_global_b8, st_global_b8, |bits| bits, |value| value;
+    u16, ld_global_b16, st_global_b16, |bits| bits, |value| value;
+    u32, ld_global_b32, st_global_b32, |bits| bits, |value| value;
+    i32, ld_global_b32, st_global_b32, |bits: u32| bits as i32, |value: i32| value as u32;
+    f32, ld_global_b32, st_global_b32, f32::from_bits, f32::to_bits;
+    u64, ld_global_b64, st_global_b64, |bits| bits, |value| value;
+    u32x2, ld_global_v2_b32, st_global_v2_b32, |bits| bits, |value| value;
+    u32x4, ld_global_v4_b32, st_global_v4_b32, |bits| bits, |value| value;
 }

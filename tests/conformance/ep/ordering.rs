@@ -39,14 +39,20 @@ fn check(function: &Function, role: Role) -> Result<()> {
     };
     let name = &function.name;
     if role != Role::Receives {
-        ensure!(count("st.release.sys.b64") >= 1, "{name} releases no count");
+        ensure!(
+            count("st.release.sys.global.b64") >= 1,
+            "{name} releases no count"
+        );
         ensure!(
             count("cp.async.bulk.commit_group") == 0 || count("cp.async.bulk.wait_group") >= 1,
             "{name} does not wait for its copies"
         );
     }
     if role != Role::Sends {
-        ensure!(count("ld.acquire.sys.b64") >= 1, "{name} acquires no count");
+        ensure!(
+            count("ld.acquire.sys.global.b64") >= 1,
+            "{name} acquires no count"
+        );
         let incoherent = function.instructions.iter().find(|instruction| {
             let parts: Vec<_> = instruction.mnemonic.split('.').collect();
             parts.starts_with(&["ld", "global"]) && parts.contains(&"nc")
@@ -105,10 +111,10 @@ fn broken_code_is_seen() -> Result<Option<String>> {
     }
     for (target, text) in modules {
         for (right, wrong) in [
-            ("st.release.sys.b64", "st.relaxed.sys.b64"),
-            ("st.release.sys.b64", "st.release.gpu.b64"),
-            ("ld.acquire.sys.b64", "ld.relaxed.sys.b64"),
-            ("ld.acquire.sys.b64", "ld.volatile.b64"),
+            ("st.release.sys.global.b64", "st.relaxed.sys.global.b64"),
+            ("st.release.sys.global.b64", "st.release.gpu.global.b64"),
+            ("ld.acquire.sys.global.b64", "ld.relaxed.sys.global.b64"),
+            ("ld.acquire.sys.global.b64", "ld.volatile.global.b64"),
             ("ld.global.", "ld.global.nc."),
             ("cp.async.bulk.wait_group", "cp.async.bulk.commit_group"),
         ] {

@@ -46,6 +46,20 @@ pub enum Reach {
     System,
 }
 
+/// What an instruction says of where its operand is.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    Generic,
+    Global,
+}
+
+/// Which memory an atomic is in.
+pub trait Memory: Copy + sealed::Sealed {
+    #[doc(hidden)]
+    const SPACE: Space;
+}
+
 /// Among which threads an operation is atomic and ordered.
 pub trait Scope: Copy + sealed::Sealed {
     #[doc(hidden)]
@@ -105,6 +119,10 @@ markers! {
     Device: Scope { const REACH: Reach = Reach::Device; };
     /// The threads of all devices and of the host. PTX `.sys`.
     System: Scope { const REACH: Reach = Reach::System; };
+    /// Global or shared memory: the address says which.
+    Generic: Memory { const SPACE: Space = Space::Generic; };
+    /// Global memory. PTX `.global`.
+    Global: Memory { const SPACE: Space = Space::Global; };
     /// Atomic, but orders nothing else.
     Relaxed: Ordering { const ORDER: Order = Order::Relaxed; } LoadOrdering {} StoreOrdering {};
     /// What follows comes after the write this reads.
@@ -121,21 +139,22 @@ markers! {
 
 /// An atomic in global or shared memory, `T` one of `u32`, `i32`, `u64`, `i64`, `f32`, `f64`.
 ///
-/// It is a pointer; copies of it name the same memory.
+/// It is a pointer; copies of it name the same memory. If the type says that the memory is [`Global`], so do the
+/// instructions.
 #[derive(Debug)]
-pub struct Atomic<T, S> {
+pub struct Atomic<T, S, M = Generic> {
     ptr: *mut T,
-    scope: PhantomData<S>,
+    kind: PhantomData<(S, M)>,
 }
 
-impl<T, S> Clone for Atomic<T, S> {
+impl<T, S, M> Clone for Atomic<T, S, M> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T, S> Copy for Atomic<T, S> {}
+impl<T, S, M> Copy for Atomic<T, S, M> {}
 
 impl<T: AtomicValue, S: Scope> Atomic<T, S> {
     /// The atomic at `ptr`.
@@ -152,17 +171,34 @@ impl<T: AtomicValue, S: Scope> Atomic<T, S> {
     pub const unsafe fn from_ptr(ptr: *mut T) -> Self {
         Self {
             ptr,
-            scope: PhantomData,
+            kind: PhantomData,
         }
     }
+}
 
+impl<T: AtomicValue, S: Scope> Atomic<T, S, Global> {
+    /// The atomic at `ptr`, in global memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Atomic::from_ptr`], and the memory is global.
+    #[inline(always)]
+    pub const unsafe fn from_global_ptr(ptr: *mut T) -> Self {
+        Self {
+            ptr,
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<T: AtomicValue, S: Scope, M: Memory> Atomic<T, S, M> {
     /// The value. PTX `ld.SEM.SCOPE`.
     #[inline(always)]
     #[track_caller]
     pub fn load<O: LoadOrdering>(self, _order: O) -> T {
         Self::fence_if_sequential::<O>();
         // SAFETY: by the contract of `from_ptr`.
-        unsafe { T::load(self.ptr, O::LOAD, S::REACH) }
+        unsafe { T::load(self.ptr, O::LOAD, S::REACH, M::SPACE) }
     }
 
     /// Writes `value`. PTX `st.SEM.SCOPE`.
@@ -171,7 +207,7 @@ impl<T: AtomicValue, S: Scope> Atomic<T, S> {
     pub fn store<O: StoreOrdering>(self, value: T, _order: O) {
         Self::fence_if_sequential::<O>();
         // SAFETY: by the contract of `from_ptr`.
-        unsafe { T::store(self.ptr, value, O::STORE, S::REACH) }
+        unsafe { T::store(self.ptr, value, O::STORE, S::REACH, M::SPACE) }
     }
 
     /// Writes `value` and returns the value before. PTX `atom.SEM.SCOPE.exch`.
@@ -180,7 +216,7 @@ impl<T: AtomicValue, S: Scope> Atomic<T, S> {
     pub fn swap<O: Ordering>(self, value: T, _order: O) -> T {
         Self::fence_if_sequential::<O>();
         // SAFETY: by the contract of `from_ptr`.
-        unsafe { T::swap(self.ptr, value, O::ORDER, S::REACH) }
+        unsafe { T::swap(self.ptr, value, O::ORDER, S::REACH, M::SPACE) }
     }
 
     /// Writes `new` if the value's bits are those of `current`; returns the value before, as `Ok` if
@@ -194,7 +230,7 @@ impl<T: AtomicValue, S: Scope> Atomic<T, S> {
     pub fn compare_exchange<O: Ordering>(self, current: T, new: T, _order: O) -> Result<T, T> {
         Self::fence_if_sequential::<O>();
         // SAFETY: by the contract of `from_ptr`.
-        unsafe { T::compare_exchange(self.ptr, current, new, O::ORDER, S::REACH) }
+        unsafe { T::compare_exchange(self.ptr, current, new, O::ORDER, S::REACH, M::SPACE) }
     }
 
     /// Adds `value`, integers wrapping around, and returns the value before. PTX
@@ -204,7 +240,7 @@ impl<T: AtomicValue, S: Scope> Atomic<T, S> {
     pub fn fetch_add<O: Ordering>(self, value: T, _order: O) -> T {
         Self::fence_if_sequential::<O>();
         // SAFETY: by the contract of `from_ptr`.
-        unsafe { T::fetch_add(self.ptr, value, O::ORDER, S::REACH) }
+        unsafe { T::fetch_add(self.ptr, value, O::ORDER, S::REACH, M::SPACE) }
     }
 
     #[inline(always)]
@@ -218,14 +254,14 @@ impl<T: AtomicValue, S: Scope> Atomic<T, S> {
 
 macro_rules! integer_operations {
     ($($(#[$doc:meta])* $name:ident;)*) => {
-        impl<T: AtomicInteger, S: Scope> Atomic<T, S> {$(
+        impl<T: AtomicInteger, S: Scope, M: Memory> Atomic<T, S, M> {$(
             $(#[$doc])*
             #[inline(always)]
             #[track_caller]
             pub fn $name<O: Ordering>(self, value: T, _order: O) -> T {
                 Self::fence_if_sequential::<O>();
                 // SAFETY: by the contract of `from_ptr`.
-                unsafe { T::$name(self.ptr, value, O::ORDER, S::REACH) }
+                unsafe { T::$name(self.ptr, value, O::ORDER, S::REACH, M::SPACE) }
             }
         )*}
 
@@ -236,7 +272,7 @@ macro_rules! integer_operations {
             /// The contract of [`Atomic::from_ptr`].
             #[doc(hidden)]
             #[track_caller]
-            unsafe fn $name(ptr: *mut Self, value: Self, order: Order, reach: Reach) -> Self;
+            unsafe fn $name(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space) -> Self;
         )*}
     };
 }
@@ -262,21 +298,21 @@ pub trait AtomicValue: Copy + sealed::Sealed {
     /// The contract of [`Atomic::from_ptr`].
     #[doc(hidden)]
     #[track_caller]
-    unsafe fn load(ptr: *mut Self, order: Order, reach: Reach) -> Self;
+    unsafe fn load(ptr: *mut Self, order: Order, reach: Reach, space: Space) -> Self;
 
     /// # Safety
     ///
     /// The contract of [`Atomic::from_ptr`].
     #[doc(hidden)]
     #[track_caller]
-    unsafe fn store(ptr: *mut Self, value: Self, order: Order, reach: Reach);
+    unsafe fn store(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space);
 
     /// # Safety
     ///
     /// The contract of [`Atomic::from_ptr`].
     #[doc(hidden)]
     #[track_caller]
-    unsafe fn swap(ptr: *mut Self, value: Self, order: Order, reach: Reach) -> Self;
+    unsafe fn swap(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space) -> Self;
 
     /// # Safety
     ///
@@ -289,6 +325,7 @@ pub trait AtomicValue: Copy + sealed::Sealed {
         new: Self,
         order: Order,
         reach: Reach,
+        space: Space,
     ) -> Result<Self, Self>;
 
     /// # Safety
@@ -296,7 +333,13 @@ pub trait AtomicValue: Copy + sealed::Sealed {
     /// The contract of [`Atomic::from_ptr`].
     #[doc(hidden)]
     #[track_caller]
-    unsafe fn fetch_add(ptr: *mut Self, value: Self, order: Order, reach: Reach) -> Self;
+    unsafe fn fetch_add(
+        ptr: *mut Self,
+        value: Self,
+        order: Order,
+        reach: Reach,
+        space: Space,
+    ) -> Self;
 }
 
 mod sealed {
@@ -311,12 +354,12 @@ macro_rules! atomic_value {
         impl AtomicValue for $ty {
             #[inline(always)]
             #[track_caller]
-            unsafe fn load(ptr: *mut Self, order: Order, reach: Reach) -> Self {
+            unsafe fn load(ptr: *mut Self, order: Order, reach: Reach, space: Space) -> Self {
                 let bits = by_target! {
                     // SAFETY: forwarded to the caller.
-                    gpu: unsafe { ptx::$ld(ptr.cast(), order, reach) },
+                    gpu: unsafe { ptx::$ld(ptr.cast(), order, reach, space) },
                     cpu: {
-                        let _ = (order, reach);
+                        let _ = (order, reach, space);
                         // SAFETY: forwarded to the caller.
                         unsafe { emulated::$bits::load(ptr.cast()) }
                     },
@@ -326,13 +369,13 @@ macro_rules! atomic_value {
 
             #[inline(always)]
             #[track_caller]
-            unsafe fn store(ptr: *mut Self, value: Self, order: Order, reach: Reach) {
+            unsafe fn store(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space) {
                 let bits: $bits = $to_bits(value);
                 by_target! {
                     // SAFETY: forwarded to the caller.
-                    gpu: unsafe { ptx::$st(ptr.cast(), bits, order, reach) },
+                    gpu: unsafe { ptx::$st(ptr.cast(), bits, order, reach, space) },
                     cpu: {
-                        let _ = (order, reach);
+                        let _ = (order, reach, space);
                         // SAFETY: forwarded to the caller.
                         unsafe { emulated::$bits::update(ptr.cast(), |_| bits) };
                     },
@@ -341,13 +384,13 @@ macro_rules! atomic_value {
 
             #[inline(always)]
             #[track_caller]
-            unsafe fn swap(ptr: *mut Self, value: Self, order: Order, reach: Reach) -> Self {
+            unsafe fn swap(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space) -> Self {
                 let bits: $bits = $to_bits(value);
                 let before = by_target! {
                     // SAFETY: forwarded to the caller.
-                    gpu: unsafe { ptx::$exch(ptr.cast(), bits, order, reach) },
+                    gpu: unsafe { ptx::$exch(ptr.cast(), bits, order, reach, space) },
                     cpu: {
-                        let _ = (order, reach);
+                        let _ = (order, reach, space);
                         // SAFETY: forwarded to the caller.
                         unsafe { emulated::$bits::update(ptr.cast(), |_| bits) }
                     },
@@ -363,13 +406,14 @@ macro_rules! atomic_value {
                 new: Self,
                 order: Order,
                 reach: Reach,
+                space: Space,
             ) -> Result<Self, Self> {
                 let (current, new): ($bits, $bits) = ($to_bits(current), $to_bits(new));
                 let before = by_target! {
                     // SAFETY: forwarded to the caller.
-                    gpu: unsafe { ptx::$cas(ptr.cast(), current, new, order, reach) },
+                    gpu: unsafe { ptx::$cas(ptr.cast(), current, new, order, reach, space) },
                     cpu: {
-                        let _ = (order, reach);
+                        let _ = (order, reach, space);
                         // SAFETY: forwarded to the caller.
                         unsafe { emulated::$bits::compare_exchange(ptr.cast(), current, new) }
                     },
@@ -383,12 +427,12 @@ macro_rules! atomic_value {
 
             #[inline(always)]
             #[track_caller]
-            unsafe fn fetch_add(ptr: *mut Self, value: Self, order: Order, reach: Reach) -> Self {
+            unsafe fn fetch_add(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space) -> Self {
                 by_target! {
                     // SAFETY: forwarded to the caller.
-                    gpu: unsafe { ptx::$add(ptr.cast(), value as $add_ty, order, reach) as $ty },
+                    gpu: unsafe { ptx::$add(ptr.cast(), value as $add_ty, order, reach, space) as $ty },
                     cpu: {
-                        let _ = (order, reach);
+                        let _ = (order, reach, space);
                         let add = |bits| $to_bits($emulated_add($from_bits(bits), value));
                         // SAFETY: forwarded to the caller.
                         $from_bits(unsafe { emulated::$bits::update(ptr.cast(), add) })
@@ -419,12 +463,12 @@ macro_rules! atomic_integer {
         impl AtomicInteger for $ty {$(
             #[inline(always)]
             #[track_caller]
-            unsafe fn $name(ptr: *mut Self, value: Self, order: Order, reach: Reach) -> Self {
+            unsafe fn $name(ptr: *mut Self, value: Self, order: Order, reach: Reach, space: Space) -> Self {
                 by_target! {
                     // SAFETY: forwarded to the caller.
-                    gpu: unsafe { ptx::$op(ptr.cast(), value as $op_ty, order, reach) as $ty },
+                    gpu: unsafe { ptx::$op(ptr.cast(), value as $op_ty, order, reach, space) as $ty },
                     cpu: {
-                        let _ = (order, reach);
+                        let _ = (order, reach, space);
                         let apply = |bits: $bits| $emulated(bits as $ty, value) as $bits;
                         // SAFETY: forwarded to the caller.
                         (unsafe { emulated::$bits::update(ptr.cast(), apply) }) as $ty

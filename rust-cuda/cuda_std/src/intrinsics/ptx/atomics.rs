@@ -6,7 +6,28 @@
 
 use core::arch::asm;
 
-use crate::atomic::scoped::{Order, Reach};
+use super::cvta_to_global;
+use crate::atomic::scoped::{Order, Reach, Space};
+
+/// The address within `space` of what `ptr` points to.
+#[inline(always)]
+fn address<T>(ptr: *mut T, space: Space) -> *mut T {
+    match space {
+        Space::Generic => ptr,
+        Space::Global => cvta_to_global(ptr.cast()).cast_mut().cast(),
+    }
+}
+
+/// Expands `$words!(order, reach, $emit!(space, …))` with the word for a space, which is a constant once
+/// everything is inlined.
+macro_rules! with_space {
+    ($space:expr, $words:ident!($order:expr, $reach:expr, $emit:ident!($($args:tt)*) $($only:tt)*)) => {
+        match $space {
+            Space::Generic => $words!($order, $reach, $emit!("", $($args)*) $($only)*),
+            Space::Global => $words!($order, $reach, $emit!(".global", $($args)*) $($only)*),
+        }
+    };
+}
 
 /// Expands `$emit!(sem, scope, …)` with the words for an order and a reach, which are constants
 /// once everything is inlined.
@@ -31,7 +52,7 @@ macro_rules! with_words {
 
 /// As [`with_words`], for instructions that exist in the given orders only.
 macro_rules! with_words_of {
-    ($a:ident $a_word:literal, $b:ident $b_word:literal; $order:expr, $reach:expr, $emit:ident!($($args:tt)*)) => {
+    ($order:expr, $reach:expr, $emit:ident!($($args:tt)*); $a:ident $a_word:literal, $b:ident $b_word:literal) => {
         match ($order, $reach) {
             (Order::$a, Reach::Block) => $emit!($a_word, "cta", $($args)*),
             (Order::$a, Reach::Device) => $emit!($a_word, "gpu", $($args)*),
@@ -45,9 +66,9 @@ macro_rules! with_words_of {
 }
 
 macro_rules! emit_atom {
-    ($sem:literal, $scope:literal, $op:literal, $class:ident, $ptr:ident, $value:ident, $d:ident) => {
+    ($sem:literal, $scope:literal, $space:literal, $op:literal, $class:ident, $ptr:ident, $value:ident, $d:ident) => {
         asm!(
-            concat!("atom.", $sem, ".", $scope, ".", $op, " {d}, [{ptr}], {value};"),
+            concat!("atom.", $sem, ".", $scope, $space, ".", $op, " {d}, [{ptr}], {value};"),
             ptr = in(reg64) $ptr,
             value = in($class) $value,
             d = lateout($class) $d,
@@ -58,16 +79,23 @@ macro_rules! emit_atom {
 
 macro_rules! atom {
     ($($name:ident: $ty:ty, $class:ident, $op:literal;)*) => {$(
-        #[doc = concat!("`atom.SEM.SCOPE.", $op, "`; returns the value before.")]
+        #[doc = concat!("`atom.SEM.SCOPE.SPACE.", $op, "`; returns the value before.")]
         ///
         /// # Safety
         ///
-        /// `ptr` is valid for reading and writing, aligned to its size, in global or shared memory.
+        /// `ptr` is valid for reading and writing, aligned to its size, in global or shared memory, and in `space`.
         #[inline(always)]
-        pub unsafe fn $name(ptr: *mut $ty, value: $ty, order: Order, reach: Reach) -> $ty {
+        pub unsafe fn $name(
+            ptr: *mut $ty,
+            value: $ty,
+            order: Order,
+            reach: Reach,
+            space: Space,
+        ) -> $ty {
+            let ptr = address(ptr, space);
             let d: $ty;
             // SAFETY: forwarded to the caller.
-            unsafe { with_words!(order, reach, emit_atom!($op, $class, ptr, value, d)) };
+            unsafe { with_space!(space, with_words!(order, reach, emit_atom!($op, $class, ptr, value, d))) };
             d
         }
     )*};
@@ -97,9 +125,9 @@ atom! {
 }
 
 macro_rules! emit_cas {
-    ($sem:literal, $scope:literal, $bits:literal, $class:ident, $ptr:ident, $current:ident, $new:ident, $d:ident) => {
+    ($sem:literal, $scope:literal, $space:literal, $bits:literal, $class:ident, $ptr:ident, $current:ident, $new:ident, $d:ident) => {
         asm!(
-            concat!("atom.", $sem, ".", $scope, ".cas.", $bits, " {d}, [{ptr}], {current}, {new};"),
+            concat!("atom.", $sem, ".", $scope, $space, ".cas.", $bits, " {d}, [{ptr}], {current}, {new};"),
             ptr = in(reg64) $ptr,
             current = in($class) $current,
             new = in($class) $new,
@@ -110,9 +138,9 @@ macro_rules! emit_cas {
 }
 
 macro_rules! emit_ld {
-    ($sem:literal, $scope:literal, $op:literal, $class:ident, $ptr:ident, $d:ident) => {
+    ($sem:literal, $scope:literal, $space:literal, $op:literal, $class:ident, $ptr:ident, $d:ident) => {
         asm!(
-            concat!("ld.", $sem, ".", $scope, ".", $op, " {d}, [{ptr}];"),
+            concat!("ld.", $sem, ".", $scope, $space, ".", $op, " {d}, [{ptr}];"),
             ptr = in(reg64) $ptr,
             d = lateout($class) $d,
             options(nostack, preserves_flags)
@@ -121,9 +149,9 @@ macro_rules! emit_ld {
 }
 
 macro_rules! emit_st {
-    ($sem:literal, $scope:literal, $op:literal, $class:ident, $ptr:ident, $value:ident) => {
+    ($sem:literal, $scope:literal, $space:literal, $op:literal, $class:ident, $ptr:ident, $value:ident) => {
         asm!(
-            concat!("st.", $sem, ".", $scope, ".", $op, " [{ptr}], {value};"),
+            concat!("st.", $sem, ".", $scope, $space, ".", $op, " [{ptr}], {value};"),
             ptr = in(reg64) $ptr,
             value = in($class) $value,
             options(nostack, preserves_flags)
@@ -137,13 +165,24 @@ macro_rules! cas_load_store {
         ///
         /// # Safety
         ///
-        /// `ptr` is valid for reading and writing, aligned to its size, in global or shared memory.
+        /// `ptr` is valid for reading and writing, aligned to its size, in global or shared memory, and in `space`.
         #[inline(always)]
-        pub unsafe fn $cas(ptr: *mut $ty, current: $ty, new: $ty, order: Order, reach: Reach) -> $ty {
+        pub unsafe fn $cas(
+            ptr: *mut $ty,
+            current: $ty,
+            new: $ty,
+            order: Order,
+            reach: Reach,
+            space: Space,
+        ) -> $ty {
+            let ptr = address(ptr, space);
             let d: $ty;
             // SAFETY: forwarded to the caller.
             unsafe {
-                with_words!(order, reach, emit_cas!($bits, $class, ptr, current, new, d));
+                with_space!(
+                    space,
+                    with_words!(order, reach, emit_cas!($bits, $class, ptr, current, new, d))
+                );
             }
             d
         }
@@ -152,15 +191,16 @@ macro_rules! cas_load_store {
         ///
         /// # Safety
         ///
-        /// `ptr` is valid for reading and aligned to its size.
+        /// `ptr` is valid for reading, aligned to its size, and in `space`.
         #[inline(always)]
-        pub unsafe fn $ld(ptr: *mut $ty, order: Order, reach: Reach) -> $ty {
+        pub unsafe fn $ld(ptr: *mut $ty, order: Order, reach: Reach, space: Space) -> $ty {
+            let ptr = address(ptr, space);
             let d: $ty;
             // SAFETY: forwarded to the caller.
             unsafe {
-                with_words_of!(
-                    Relaxed "relaxed", Acquire "acquire";
-                    order, reach, emit_ld!($bits, $class, ptr, d)
+                with_space!(
+                    space,
+                    with_words_of!(order, reach, emit_ld!($bits, $class, ptr, d); Relaxed "relaxed", Acquire "acquire")
                 );
             }
             d
@@ -170,14 +210,15 @@ macro_rules! cas_load_store {
         ///
         /// # Safety
         ///
-        /// `ptr` is valid for writing and aligned to its size.
+        /// `ptr` is valid for writing, aligned to its size, and in `space`.
         #[inline(always)]
-        pub unsafe fn $st(ptr: *mut $ty, value: $ty, order: Order, reach: Reach) {
+        pub unsafe fn $st(ptr: *mut $ty, value: $ty, order: Order, reach: Reach, space: Space) {
+            let ptr = address(ptr, space);
             // SAFETY: forwarded to the caller.
             unsafe {
-                with_words_of!(
-                    Relaxed "relaxed", Release "release";
-                    order, reach, emit_st!($bits, $class, ptr, value)
+                with_space!(
+                    space,
+                    with_words_of!(order, reach, emit_st!($bits, $class, ptr, value); Relaxed "relaxed", Release "release")
                 );
             }
         }
