@@ -135,8 +135,11 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     let thread = thread::thread_idx_x();
     let (warp, lane) = (thread / WARP, thread % WARP);
     let runs_per_block = args.runs_per_block;
-    // SAFETY: the caller's obligation. Each division by it would otherwise come with a panic for zero.
-    unsafe { core::hint::assert_unchecked(runs_per_block != 0 && runs_per_block <= WARPS) };
+    // SAFETY: the caller's obligation. Each division by these would otherwise come with a panic for zero.
+    unsafe {
+        core::hint::assert_unchecked(runs_per_block != 0 && runs_per_block <= WARPS);
+        core::hint::assert_unchecked(args.columns != 0);
+    };
     let blocks_per_tile = args.columns.div_ceil(RUN_COLUMNS).div_ceil(runs_per_block);
     // Where a thread block's piece begins: row tile and run.
     let piece = |block: u32| {

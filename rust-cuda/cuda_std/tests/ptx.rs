@@ -154,7 +154,11 @@ fn accesses_name_their_memory() {
     for name in [
         "views",
         "streams",
+<<<<<<< HEAD
         "strided",
+=======
+        "indirect",
+>>>>>>> epfix
         "barriers",
         "shuffles",
         "arithmetic",
@@ -169,6 +173,18 @@ fn accesses_name_their_memory() {
         });
         assert_eq!(generic, None, "{name}");
         assert!(!entry(name).uses_local_memory(), "{name}");
+    }
+    let indirect = entry("indirect");
+    for size in ["v4.b32", "v2.b32", "b64", "b32", "b16", "b8"] {
+        assert!(indirect.count(&format!("ld.global.{size}")) >= 1, "{size}");
+        assert!(indirect.count(&format!("st.global.{size}")) >= 1, "{size}");
+    }
+    for atomic in [
+        "ld.acquire.gpu.global",
+        "st.release.gpu.global",
+        "atom.relaxed.gpu.global.add",
+    ] {
+        assert_eq!(indirect.count(atomic), 1, "{atomic}");
     }
     // A word is shuffled once, and 16 bytes are moved at once.
     assert_eq!(

@@ -4,8 +4,13 @@ use cuda_std::launch::KernelArgs;
 use cuda_std::prelude::*;
 use simt::{Error, Fault, FaultKind};
 
+<<<<<<< HEAD
 use crate::harness::{Buffer, SEEDS, fault, machine, reports, run, try_run};
 use crate::kernels::memory::{LEN, ROW, SPACES, spaces, streams, strided, views};
+=======
+use crate::harness::{Buffer, SEEDS, fault, machine, reports, run};
+use crate::kernels::memory::{INDIRECT, LEN, SPACES, indirect, spaces, streams, views};
+>>>>>>> epfix
 
 #[test]
 fn views_exchange_vectors_through_both_kinds_of_shared_memory() {
@@ -54,6 +59,7 @@ fn words_and_pairs_stream() {
 }
 
 #[test]
+<<<<<<< HEAD
 fn rows_at_a_pitch_are_reversed_through_parts_of_views() {
     // An odd number of rows, over several blocks: the last has no neighbour.
     let (rows, skipped) = (75usize, 3usize);
@@ -79,6 +85,29 @@ fn rows_at_a_pitch_are_reversed_through_parts_of_views() {
         run(&machine, 3, 32, 0, args);
         assert_eq!(output.read(), expected, "seed {seed}");
     }
+=======
+fn words_of_every_size_move_through_loaded_pointers() {
+    let machine = machine(0);
+    let bytes: Vec<u128> = (0..2 * 32 * INDIRECT as u128 / 16)
+        .map(|i| i * 0x0102_0304_0506_0708_090A_0B0C_0D0E_0F11)
+        .collect();
+    let from = Buffer::new(&machine, &bytes);
+    let to = Buffer::new(&machine, &vec![0u128; bytes.len()]);
+    let count = Buffer::new(&machine, &[0u32]);
+    let tables: [*mut u8; 3] = [from.ptr().cast(), to.ptr().cast(), count.ptr().cast()];
+    let tables = Buffer::new(&machine, &tables);
+    run(
+        &machine,
+        2,
+        32,
+        0,
+        indirect::Args {
+            tables: tables.ptr(),
+        },
+    );
+    assert_eq!(to.read(), bytes);
+    assert_eq!(count.read(), [64]);
+>>>>>>> epfix
 }
 
 #[test]

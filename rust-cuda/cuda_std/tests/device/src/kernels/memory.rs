@@ -1,11 +1,12 @@
 //! Views, shared memory, address spaces, the device heap.
 
+use cuda_std::atomic::scoped::{Acquire, Atomic, Device, Global, Relaxed, Release};
 use cuda_std::prelude::*;
 use cuda_std::ptr::{
     AddressSpace, convert_generic_to_specific_address_space,
     convert_specific_address_space_to_generic, is_in_address_space,
 };
-use cuda_std::view::{GlobalView, GlobalViewMut, SharedView};
+use cuda_std::view::{GlobalView, GlobalViewMut, IndirectView, IndirectViewMut, SharedView, Word};
 use cuda_std::{mem, shared};
 
 use super::results::Results;
@@ -89,6 +90,7 @@ pub unsafe fn streams(input: *const u32, output: *mut u32, n: u32) {
     }
 }
 
+<<<<<<< HEAD
 /// Words of a row of [`strided`].
 pub const ROW: usize = 6;
 
@@ -136,6 +138,60 @@ pub unsafe fn strided(input: *const u32, output: *mut u32, rows: u32, skipped: u
         output.store_at(start, exchange.skip(1).load_at(neighbour));
         output.store_at(start + 4, exchange.load_at(neighbour));
     }
+=======
+/// Bytes that a thread of [`indirect`] copies.
+pub const INDIRECT: usize = 48;
+
+/// Copies what `tables[0]` points to, to where `tables[1]` does, by words of every size, and counts the threads at
+/// `tables[2]`.
+///
+/// # Safety
+///
+/// The first two hold [`INDIRECT`] bytes for each thread, 16-byte aligned, the last a word that is 0.
+#[kernel]
+pub unsafe fn indirect(tables: *const *mut u8) {
+    let thread = thread::index_1d() as usize;
+    // SAFETY: the kernel's contract.
+    let (from, to, counter) = unsafe {
+        let tables = GlobalView::new(tables, 3);
+        let offset = thread * INDIRECT;
+        (
+            tables.load(0).add(offset),
+            tables.load(1).add(offset),
+            Atomic::<u32, Device, Global>::from_global_ptr(tables.load(2).cast()),
+        )
+    };
+    /// # Safety
+    ///
+    /// Both pointers are valid for a `T` at byte `offset`.
+    #[inline(always)]
+    unsafe fn copy<T: Word>(from: *mut u8, to: *mut u8, offset: usize) {
+        // SAFETY: the caller's obligation.
+        let (from, to) = unsafe {
+            (
+                IndirectView::<T>::new(from.add(offset).cast(), 1),
+                IndirectViewMut::<T>::new(to.add(offset).cast(), 1),
+            )
+        };
+        to.store(0, from.load(0));
+    }
+    // SAFETY: the kernel's contract; the offsets are multiples of the sizes.
+    unsafe {
+        copy::<u32x4>(from, to, 0);
+        copy::<u32x2>(from, to, 16);
+        copy::<u64>(from, to, 24);
+        copy::<u32>(from, to, 32);
+        copy::<f32>(from, to, 36);
+        copy::<i32>(from, to, 40);
+        copy::<u16>(from, to, 44);
+        copy::<u8>(from, to, 46);
+        copy::<u8>(from, to, 47);
+    }
+    if counter.load(Acquire) == u32::MAX {
+        counter.store(0, Release);
+    }
+    counter.fetch_add(1, Relaxed);
+>>>>>>> epfix
 }
 
 /// Words per thread of [`spaces`].
