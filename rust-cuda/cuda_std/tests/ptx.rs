@@ -154,11 +154,8 @@ fn accesses_name_their_memory() {
     for name in [
         "views",
         "streams",
-<<<<<<< HEAD
         "strided",
-=======
         "indirect",
->>>>>>> epfix
         "barriers",
         "shuffles",
         "arithmetic",

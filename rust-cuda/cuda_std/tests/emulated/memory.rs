@@ -4,13 +4,10 @@ use cuda_std::launch::KernelArgs;
 use cuda_std::prelude::*;
 use simt::{Error, Fault, FaultKind};
 
-<<<<<<< HEAD
 use crate::harness::{Buffer, SEEDS, fault, machine, reports, run, try_run};
-use crate::kernels::memory::{LEN, ROW, SPACES, spaces, streams, strided, views};
-=======
-use crate::harness::{Buffer, SEEDS, fault, machine, reports, run};
-use crate::kernels::memory::{INDIRECT, LEN, SPACES, indirect, spaces, streams, views};
->>>>>>> epfix
+use crate::kernels::memory::{
+    INDIRECT, LEN, ROW, SPACES, indirect, spaces, streams, strided, views,
+};
 
 #[test]
 fn views_exchange_vectors_through_both_kinds_of_shared_memory() {
@@ -59,7 +56,6 @@ fn words_and_pairs_stream() {
 }
 
 #[test]
-<<<<<<< HEAD
 fn rows_at_a_pitch_are_reversed_through_parts_of_views() {
     // An odd number of rows, over several blocks: the last has no neighbour.
     let (rows, skipped) = (75usize, 3usize);
@@ -85,7 +81,9 @@ fn rows_at_a_pitch_are_reversed_through_parts_of_views() {
         run(&machine, 3, 32, 0, args);
         assert_eq!(output.read(), expected, "seed {seed}");
     }
-=======
+}
+
+#[test]
 fn words_of_every_size_move_through_loaded_pointers() {
     let machine = machine(0);
     let bytes: Vec<u128> = (0..2 * 32 * INDIRECT as u128 / 16)
@@ -107,7 +105,6 @@ fn words_of_every_size_move_through_loaded_pointers() {
     );
     assert_eq!(to.read(), bytes);
     assert_eq!(count.read(), [64]);
->>>>>>> epfix
 }
 
 #[test]

@@ -90,7 +90,6 @@ pub unsafe fn streams(input: *const u32, output: *mut u32, n: u32) {
     }
 }
 
-<<<<<<< HEAD
 /// Words of a row of [`strided`].
 pub const ROW: usize = 6;
 
@@ -138,7 +137,8 @@ pub unsafe fn strided(input: *const u32, output: *mut u32, rows: u32, skipped: u
         output.store_at(start, exchange.skip(1).load_at(neighbour));
         output.store_at(start + 4, exchange.load_at(neighbour));
     }
-=======
+}
+
 /// Bytes that a thread of [`indirect`] copies.
 pub const INDIRECT: usize = 48;
 
@@ -191,7 +191,6 @@ pub unsafe fn indirect(tables: *const *mut u8) {
         counter.store(0, Release);
     }
     counter.fetch_add(1, Relaxed);
->>>>>>> epfix
 }
 
 /// Words per thread of [`spaces`].
