@@ -33,16 +33,29 @@ impl Half {
     const BOTH: [Self; 2] = [Self::Send, Self::Receive];
 }
 
-/// A rank's half.
-type Call = (usize, Half);
+/// A rank's half of a round.
+#[derive(Clone, Copy)]
+struct Call {
+    rank: usize,
+    half: Half,
+    round: u64,
+}
 
 /// The sends of one rank, or its receives.
 #[derive(Default)]
 struct Steps {
     /// How many.
     count: u64,
-    /// Where the last one is.
-    last: Option<Mark>,
+    /// Where the last two are, by the parity of their rounds. A rank that is about to send follows what the others
+    /// received in the round before. One of them may have been told to receive this round already, which waits for
+    /// the very send: it must not be followed.
+    marks: [Option<Mark>; 2],
+}
+
+impl Steps {
+    fn mark(&mut self, round: u64) -> &mut Option<Mark> {
+        &mut self.marks[(round % 2) as usize]
+    }
 }
 
 /// A point of a stream.
@@ -61,8 +74,8 @@ impl Progress {
         }
     }
 
-    fn steps(&mut self, (rank, half): Call) -> &mut Steps {
-        &mut self.ranks[rank][half as usize]
+    fn steps(&mut self, call: Call) -> &mut Steps {
+        &mut self.ranks[call.rank][call.half as usize]
     }
 
     fn count(&self, rank: usize, half: Half) -> u64 {
@@ -109,9 +122,15 @@ impl Progress {
         stream: &Stream,
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let receives = receivers(config, rank).map(|other| (other, Half::Receive));
-        let earlier = receives.chain([(rank, Half::Send)]);
-        self.queue(stream, earlier, &[(rank, Half::Send)], launch)
+        let round = self.count(rank, Half::Send);
+        let mut earlier = Vec::new();
+        if let Some(round) = round.checked_sub(1) {
+            let call = |rank, half| Call { rank, half, round };
+            earlier.push(call(rank, Half::Send));
+            earlier.extend(receivers(config, rank).map(|other| call(other, Half::Receive)));
+        }
+        let half = Half::Send;
+        self.queue(stream, &earlier, &[Call { rank, half, round }], launch)
     }
 
     /// Queues that `rank` receives: behind its send, which is behind its previous receive. Not behind the sends
@@ -122,8 +141,9 @@ impl Progress {
         stream: &Stream,
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let earlier = [(rank, Half::Send)].into_iter();
-        self.queue(stream, earlier, &[(rank, Half::Receive)], launch)
+        let round = self.count(rank, Half::Receive);
+        let [send, receive] = Half::BOTH.map(|half| Call { rank, half, round });
+        self.queue(stream, &[send], &[receive], launch)
     }
 
     /// Queues that all ranks send and receive: behind everything.
@@ -132,18 +152,26 @@ impl Progress {
         stream: &Stream,
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let ranks = 0..self.ranks.len();
-        let all: Vec<_> = ranks
-            .flat_map(|rank| Half::BOTH.map(|half| (rank, half)))
-            .collect();
-        self.queue(stream, all.iter().copied(), &all, launch)
+        let mut calls = Vec::new();
+        for rank in 0..self.ranks.len() {
+            for half in Half::BOTH {
+                let round = self.count(rank, half);
+                calls.push(Call { rank, half, round });
+            }
+        }
+        let previous = calls.iter().filter_map(|call| {
+            let round = call.round.checked_sub(1)?;
+            Some(Call { round, ..*call })
+        });
+        let earlier: Vec<_> = previous.collect();
+        self.queue(stream, &earlier, &calls, launch)
     }
 
     /// Queues what `launch` launches, which is `calls`, behind the calls `earlier`, on whatever streams these are.
     fn queue(
         &mut self,
         stream: &Stream,
-        earlier: impl Iterator<Item = Call>,
+        earlier: &[Call],
         calls: &[Call],
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
@@ -151,8 +179,8 @@ impl Progress {
         if recording.is_none() {
             // Calls of several ranks share an event if they were one launch.
             let mut awaited = Vec::new();
-            for call in earlier {
-                if let Some(Mark { stream: on, event }) = &self.steps(call).last
+            for &call in earlier {
+                if let Some(Mark { stream: on, event }) = self.steps(call).mark(call.round)
                     && *on != stream.handle()
                     && !awaited.iter().any(|other| Arc::ptr_eq(other, event))
                 {
@@ -178,7 +206,7 @@ impl Progress {
             event: Arc::new(stream.record_untimed()?),
         };
         for &call in calls {
-            self.steps(call).last = Some(mark.clone());
+            *self.steps(call).mark(call.round) = Some(mark.clone());
         }
         Ok(())
     }
