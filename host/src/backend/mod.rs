@@ -57,7 +57,7 @@ impl LaunchConfig {
 }
 
 pub(crate) enum Backend {
-    Cuda(CudaBackend),
+    Cuda(Box<CudaBackend>),
     Emulator(Box<EmulatorBackend>),
 }
 
