@@ -58,7 +58,7 @@ impl Device {
     /// a driver that refuses to load them.
     pub fn cuda(ordinal: u32) -> Result<Self, DeviceError> {
         Ok(Self::from_backend(
-            Backend::Cuda(CudaBackend::new(ordinal)?),
+            Backend::Cuda(Box::new(CudaBackend::new(ordinal)?)),
             None,
         ))
     }

@@ -37,7 +37,9 @@ impl Graph {
     /// # Safety
     ///
     /// The graph holds addresses, not borrows. Until this launch is done, every buffer that the
-    /// recorded calls were given must be alive, and be used only as those calls would allow.
+    /// recorded calls were given must be alive, and be used only as those calls would allow. The same goes for the
+    /// object they are calls of: a [group](crate::ep#streams) must be alive, and its other work must not run at the
+    /// same time.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.device.check_same("the stream", stream.device())?;
         // SAFETY: the handle is that of a graph of this device; the rest is the caller's obligation.

@@ -6,14 +6,14 @@ use crate::error::DeviceError;
 use crate::graph::Graph;
 use cuda_std::launch::KernelArgs;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A queue of work on a device. What is queued on one stream runs in order.
 pub struct Stream {
     device: Device,
     handle: Handle,
-    /// Whether work is being recorded in place of being queued.
-    capturing: AtomicBool,
+    /// Set while work is being recorded in place of being queued.
+    recording: Mutex<Option<Arc<Recording>>>,
 }
 
 impl Stream {
@@ -21,7 +21,7 @@ impl Stream {
         Ok(Self {
             device: device.clone(),
             handle: device.backend().create_stream()?,
-            capturing: AtomicBool::new(false),
+            recording: Mutex::new(None),
         })
     }
 
@@ -50,10 +50,19 @@ impl Stream {
     ///
     /// Whatever the driver refuses; [`DeviceError::Capturing`].
     pub fn record(&self) -> Result<Event, DeviceError> {
+        self.record_event(true)
+    }
+
+    /// The same for waiting alone: it costs less, and has no time.
+    pub(crate) fn record_untimed(&self) -> Result<Event, DeviceError> {
+        self.record_event(false)
+    }
+
+    fn record_event(&self, timed: bool) -> Result<Event, DeviceError> {
         self.check_not_capturing("Stream::record")?;
         Ok(Event {
             device: self.device.clone(),
-            handle: self.device.backend().record(self.handle)?,
+            handle: self.device.backend().record(self.handle, timed)?,
         })
     }
 
@@ -99,18 +108,33 @@ impl Stream {
         self.check_not_capturing("Stream::capture")?;
         let backend = self.device.backend();
         backend.begin_capture(self.handle)?;
-        self.capturing.store(true, Ordering::Relaxed);
+        let recording = Arc::new(Recording::default());
+        *self.lock_recording() = Some(Arc::clone(&recording));
         // Also ends the capture when `record` fails or panics: the stream would be of no use otherwise.
         let capture = Capture { stream: self };
         record()?;
         std::mem::forget(capture);
-        self.capturing.store(false, Ordering::Relaxed);
-        Ok(Graph::new(&self.device, backend.end_capture(self.handle)?))
+        *self.lock_recording() = None;
+        let graph = backend.end_capture(self.handle);
+        recording.end(graph.is_ok());
+        Ok(Graph::new(&self.device, graph?))
+    }
+
+    /// The recording under way.
+    pub(crate) fn recording(&self) -> Option<Arc<Recording>> {
+        self.lock_recording().clone()
+    }
+
+    fn lock_recording(&self) -> MutexGuard<'_, Option<Arc<Recording>>> {
+        // Every critical section is one assignment.
+        self.recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses what cannot be recorded.
     fn check_not_capturing(&self, call: &'static str) -> Result<(), DeviceError> {
-        if self.capturing.load(Ordering::Relaxed) {
+        if self.recording().is_some() {
             return Err(DeviceError::Capturing { call });
         }
         Ok(())
@@ -131,6 +155,24 @@ impl Stream {
     }
 }
 
+/// A recording, for those who count what they launch: what is recorded for a graph that is never made has not
+/// happened.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    outcome: OnceLock<bool>,
+}
+
+impl Recording {
+    /// Whether it became a graph, once that is known.
+    pub(crate) fn outcome(&self) -> Option<bool> {
+        self.outcome.get().copied()
+    }
+
+    fn end(&self, graph: bool) {
+        self.outcome.get_or_init(|| graph);
+    }
+}
+
 /// A capture under way, given up when dropped.
 struct Capture<'a> {
     stream: &'a Stream,
@@ -138,12 +180,10 @@ struct Capture<'a> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        let Stream {
-            device,
-            handle,
-            capturing,
-        } = self.stream;
-        capturing.store(false, Ordering::Relaxed);
+        let Stream { device, handle, .. } = self.stream;
+        if let Some(recording) = self.stream.lock_recording().take() {
+            recording.end(false);
+        }
         // A capture that something has invalidated ends with an error, and has ended all the same.
         if let Ok(graph) = device.backend().end_capture(*handle) {
             device.backend().destroy_graph(graph);

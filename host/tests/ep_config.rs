@@ -147,6 +147,17 @@ fn refusals_carry_their_numbers() {
             ..
         }
     ));
+    // What kernels take in 32 bits; the first of these would be 0 there, the second 1.
+    for world in [1 << 32, (1 << 32) + 1] {
+        assert_eq!(
+            refused(mx().skip_a2a(true).allreduce_world_size(world)),
+            E::TooLarge {
+                what: "allreduce_world_size",
+                value: world,
+                limit: i32::MAX as usize
+            }
+        );
+    }
     assert!(matches!(
         refused(mx().max_tokens_per_rank(1 << 25)),
         E::TooLarge {
@@ -200,6 +211,29 @@ fn plans_are_in_64_bits() {
     assert_eq!(preshuffled.scale_bytes(), 17 * 32768 * 192);
     let scales = &preshuffled.memory_plan().received[1];
     assert_eq!((scales.name, scales.bytes), ("scales", 17 * 32768 * 192));
+}
+
+/// Each rank's buffers fit the address space, and those of all ranks do not.
+#[test]
+fn the_buffers_of_all_ranks_fit_the_address_space() {
+    // As many tokens as rows can be counted.
+    let tokens = (1 << 30) - (1 << 17);
+    let widest = |ranks| {
+        EpConfig::builder(TokenFormat::Bf16)
+            .hidden_size(57344)
+            .top_k(1)
+            .experts(65536)
+            .max_tokens_per_rank(tokens)
+            .ranks(ranks)
+    };
+    let one = widest(1).build().unwrap();
+    assert!(one.memory_plan().bytes() <= isize::MAX as u64);
+    let EpConfigError::TooLarge { what, value, limit } = refused(widest(2)) else {
+        panic!("accepted, or refused for something else");
+    };
+    assert_eq!((what, limit), ("bytes of a rank", isize::MAX as usize / 2));
+    // Messages are a little more than their payload.
+    assert!(value > 65536 * tokens * 57344 * 2);
 }
 
 #[test]

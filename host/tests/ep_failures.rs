@@ -211,6 +211,22 @@ fn more_blocks_than_are_resident_are_refused() {
         ),
         "{error}"
     );
+    for blocks_per_rank in [0, 65536, u32::MAX] {
+        let launch = LaunchShape {
+            blocks_per_rank,
+            threads: 32,
+        };
+        let error = EpGroup::with_launch(&device, config.clone(), launch).unwrap_err();
+        let EpError::LaunchShape {
+            blocks_per_rank: found,
+            block_limit: 65535,
+            ..
+        } = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(found, blocks_per_rank);
+    }
     for threads in [0, 48, 288] {
         let launch = LaunchShape {
             blocks_per_rank: 1,

@@ -253,6 +253,54 @@ fn wrong_attributes_are_named() {
     );
 }
 
+/// Under `skip_a2a` only `allreduce_world_size` says how many ranks there are: without it, one.
+#[test]
+fn a_missing_world_size_is_named() {
+    let skip = attributes()
+        .with("skip_a2a", true)
+        .with("n_experts", 2)
+        .with("n_gpus_per_node", 1);
+    let mut types = inputs();
+    types[0] = TensorType::new(DType::I32, [4]);
+    let operation = ops::find("ep.dispatch_async.mxfp4").unwrap();
+    let two_tables = operation.infer(&skip, &types).unwrap_err().to_string();
+    assert!(
+        two_tables.contains("allreduce_world_size") && two_tables.contains("2 ranks"),
+        "{two_tables}"
+    );
+
+    // Tables of one rank, and a group of two.
+    let device = Device::emulator(0);
+    let stream = device.create_stream().unwrap();
+    let config = EpConfig::builder(TokenFormat::Mxfp4).hidden_size(256);
+    let config = config.top_k(2).experts(4).ranks(2).skip_a2a(true);
+    let config = config.max_tokens_per_rank(3).build().unwrap();
+    let mut session = EpSession::new(EpGroup::new(&device, config).unwrap());
+    let tables = session.pointer_tables();
+    let mut counters: DeviceBuffer<i32> = device.alloc_filled(4, 0).unwrap();
+    let tokens: DeviceBuffer<half::bf16> = device.alloc_filled(512, 0).unwrap();
+    let ids: DeviceBuffer<i32> = device.alloc_filled(4, 0).unwrap();
+    let mut call = |attributes: &Attributes, entries: usize| {
+        let mut context = OpContext::with_ranks(&stream, &mut session, 0).unwrap();
+        let mut tensors = [
+            TensorView::output(&mut counters, [4]).unwrap(),
+            TensorView::input(&tokens, [2, 256]).unwrap(),
+            TensorView::input(&ids, [2, 2]).unwrap(),
+            TensorView::host(&tables.send[..entries]),
+            TensorView::host(&tables.recv[..entries]),
+            TensorView::host(&tables.recv_count[..entries]),
+        ];
+        let result = operation.execute(&mut context, attributes, &mut tensors);
+        result.map_err(|error| error.to_string())
+    };
+    let one_table = call(&skip, 1).unwrap_err();
+    assert!(
+        one_table.contains("allreduce_world_size") && one_table.contains("2 ranks"),
+        "{one_table}"
+    );
+    call(&skip.clone().with("allreduce_world_size", 2), 2).unwrap();
+}
+
 #[test]
 fn wrong_tensors_are_named() {
     let operation = ops::find("ep.dispatch.mxfp4").unwrap();

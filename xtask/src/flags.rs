@@ -245,9 +245,9 @@ pub struct DispatchFlags {
     #[arg(long)]
     pub deterministic: bool,
 
-    /// How MXFP4's scale is chosen from the largest magnitude
-    #[arg(long, value_parser = scale_rounding_parser(), default_value = "even", value_name = "ROUNDING")]
-    pub scale_rounding: ScaleRounding,
+    /// How an MX scale is chosen from the largest magnitude  [default: even for MXFP4, rceil for MXFP8]
+    #[arg(long, value_parser = scale_rounding_parser(), value_name = "ROUNDING")]
+    pub scale_rounding: Option<ScaleRounding>,
 
     /// Which device does the work.
     #[command(flatten)]

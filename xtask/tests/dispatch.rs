@@ -127,6 +127,55 @@ fn the_file_says_where_rows_came_from() {
     assert_eq!(rows, ids.iter().filter(|&&id| id >= 0).count());
 }
 
+/// The rows that all ranks got, those of the shared expert left out.
+fn routed_rows(file: &SafeTensors<'_>, ranks: usize) -> usize {
+    let sources = |rank| i32s(file, &format!("rank{rank}.src_rank"));
+    let rows = (0..ranks).flat_map(sources);
+    rows.filter(|&source| source >= 0).count()
+}
+
+/// `--experts` counts the experts of all ranks, with and without an exchange: every valid id is a row somewhere.
+#[test]
+fn every_valid_id_is_a_row_in_skip_mode_too() {
+    let (folder, input) = folder_with_input();
+    let content = fs::read(&input).unwrap();
+    let ids = i32s(&SafeTensors::deserialize(&content).unwrap(), "topk_ids");
+    let valid = ids.iter().filter(|&&id| id >= 0).count();
+    let output = folder.path().join("out.safetensors");
+    for backend in ["reference", "emulator"] {
+        for mode in ["", "--skip-a2a", "--skip-a2a --fused --shared-expert"] {
+            let arguments = format!("--format mxfp4 --ranks 2 --experts 8 {mode}");
+            succeed(dispatch(&input, &output, backend, &arguments));
+            let content = fs::read(&output).unwrap();
+            let file = SafeTensors::deserialize(&content).unwrap();
+            assert_eq!(routed_rows(&file, 2), valid, "{backend} {mode}");
+            for rank in 0..2 {
+                let groups = 4 + usize::from(mode.contains("shared"));
+                let ids = i32s(&file, &format!("rank{rank}.expert_ids"));
+                assert_eq!(ids.len(), groups, "{backend} {mode}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_format_has_its_own_scale_rounding() {
+    let (folder, input) = folder_with_input();
+    let output = folder.path().join("out.safetensors");
+    for backend in ["reference", "emulator"] {
+        let bytes = |format: &str, rounding: &str| {
+            let arguments =
+                format!("--format {format} --ranks 2 --experts 8 --deterministic {rounding}");
+            succeed(dispatch(&input, &output, backend, &arguments));
+            fs::read(&output).unwrap()
+        };
+        let [even, rceil] = ["--scale-rounding even", "--scale-rounding rceil"];
+        assert_eq!(bytes("mxfp4", ""), bytes("mxfp4", even), "{backend}");
+        assert_eq!(bytes("mxfp8", ""), bytes("mxfp8", rceil), "{backend}");
+        assert_ne!(bytes("mxfp8", ""), bytes("mxfp8", even), "{backend}");
+    }
+}
+
 fn i32s_of_u32(file: &SafeTensors<'_>, name: &str) -> Vec<i32> {
     assert_eq!(file.tensor(name).unwrap().dtype(), Dtype::U32);
     i32s(file, name)
@@ -168,6 +217,11 @@ fn what_cannot_be_dispatched_is_refused() {
             "--format nvfp4 --ranks 2 --experts 8 --preshuffle 32",
             1,
             "MX formats",
+        ),
+        (
+            "--format fp8 --ranks 2 --experts 8 --scale-rounding even",
+            1,
+            "fp8 has none",
         ),
         (
             "--format mxfp4 --ranks 2 --experts 8 --preshuffle 33",

@@ -48,6 +48,9 @@ pub(crate) struct CudaBackend {
     functions: HashMap<&'static str, Function>,
     _module: Module,
     context: Context,
+    /// Dynamic shared memory that each function may have, where that is more than the default. Users of one function
+    /// share its attributes, so it is the most that any of them has asked for.
+    shared_bytes: Mutex<HashMap<&'static str, usize>>,
     /// Graphs by number. Launching and destroying one need it alone, which the lock gives.
     graphs: Mutex<Graphs>,
     name: String,
@@ -162,6 +165,7 @@ impl CudaBackend {
             functions,
             _module: module,
             context,
+            shared_bytes: Mutex::default(),
             graphs: Mutex::default(),
             l2_bytes,
             description: format!(
@@ -299,11 +303,15 @@ impl CudaBackend {
         unsafe { driver!(cuStreamSynchronize(stream.0 as sys::CUstream)) }
     }
 
-    pub(crate) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
+    pub(crate) fn record(&self, stream: Handle, timed: bool) -> Result<Handle, DeviceError> {
         self.enter()?;
         let mut event = std::ptr::null_mut();
+        let flags = match timed {
+            true => sys::CUevent_flags_enum::CU_EVENT_DEFAULT,
+            false => sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING,
+        };
         // SAFETY: the event is written before the call returns.
-        unsafe { driver!(cuEventCreate(&mut event, 0))? };
+        unsafe { driver!(cuEventCreate(&mut event, flags as u32))? };
         let handle = Handle(event as u64);
         // SAFETY: both handles are live.
         unsafe { driver!(cuEventRecord(event, stream.0 as sys::CUstream)) }
@@ -432,6 +440,32 @@ impl CudaBackend {
         function.ok_or(DeviceError::NoSuchKernel { name })
     }
 
+    /// Lets a function have this much dynamic shared memory, or keeps what it may have if that is more.
+    fn allow_shared_bytes(
+        &self,
+        name: &'static str,
+        function: Function,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // An entry is made after the driver has agreed to it.
+        let allowed = self.shared_bytes.lock();
+        let mut allowed = allowed.unwrap_or_else(PoisonError::into_inner);
+        if bytes <= allowed.get(name).copied().unwrap_or(DEFAULT_SHARED_BYTES) {
+            return Ok(());
+        }
+        // SAFETY: a function of the module that is loaded in the context, which the caller has entered.
+        unsafe {
+            set_function_attribute(
+                function.0.cast(),
+                FunctionAttribute::MaxDynamicSharedBytes,
+                bytes as i32,
+            )
+        }
+        .map_err(extra_error("cuFuncSetAttribute"))?;
+        allowed.insert(name, bytes);
+        Ok(())
+    }
+
     pub(crate) fn resident_blocks<A: KernelArgs>(
         &self,
         threads: u32,
@@ -439,17 +473,7 @@ impl CudaBackend {
     ) -> Result<u32, DeviceError> {
         let function = self.function::<A>()?;
         self.enter()?;
-        if shared_bytes > DEFAULT_SHARED_BYTES {
-            // SAFETY: a function of the module that is loaded in the current context.
-            unsafe {
-                set_function_attribute(
-                    function.0.cast(),
-                    FunctionAttribute::MaxDynamicSharedBytes,
-                    shared_bytes as i32,
-                )
-            }
-            .map_err(extra_error("cuFuncSetAttribute"))?;
-        }
+        self.allow_shared_bytes(A::KERNEL.name, function, shared_bytes)?;
         let mut blocks = 0;
         // SAFETY: as above; the count is written before the call returns.
         unsafe {

@@ -161,16 +161,18 @@ impl EmulatorBackend {
         Ok(self.machine.synchronize(self.stream(stream))?)
     }
 
-    pub(crate) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
+    pub(crate) fn record(&self, stream: Handle, timed: bool) -> Result<Handle, DeviceError> {
         let stream = self.stream(stream);
         let time = Arc::new(Mutex::new(None));
-        let stamp = Arc::clone(&time);
-        self.machine.enqueue(
-            stream,
-            Box::new(move || {
-                *stamp.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-            }),
-        )?;
+        if timed {
+            let stamp = Arc::clone(&time);
+            self.machine.enqueue(
+                stream,
+                Box::new(move || {
+                    *stamp.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                }),
+            )?;
+        }
         let event = self.machine.record(stream);
         let mut handles = self.handles();
         let number = handles.issue();

@@ -57,7 +57,7 @@ impl LaunchConfig {
 }
 
 pub(crate) enum Backend {
-    Cuda(CudaBackend),
+    Cuda(Box<CudaBackend>),
     Emulator(Box<EmulatorBackend>),
 }
 
@@ -159,8 +159,9 @@ impl Backend {
         dispatch!(self.synchronize(stream))
     }
 
-    pub(crate) fn record(&self, stream: Handle) -> Result<Handle, DeviceError> {
-        dispatch!(self.record(stream))
+    /// Marks a point of a stream. Between `timed` events the time can be measured; others cost less.
+    pub(crate) fn record(&self, stream: Handle, timed: bool) -> Result<Handle, DeviceError> {
+        dispatch!(self.record(stream, timed))
     }
 
     pub(crate) fn wait(&self, stream: Handle, event: Handle) -> Result<(), DeviceError> {

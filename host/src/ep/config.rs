@@ -194,6 +194,11 @@ impl EpConfigBuilder {
                 self.max_tokens_per_rank,
                 i32::MAX as usize,
             ),
+            (
+                "allreduce_world_size",
+                self.allreduce_world_size.unwrap_or(1),
+                i32::MAX as usize,
+            ),
         ];
         for (what, value, limit) in at_most {
             if value > limit {
@@ -252,6 +257,15 @@ impl EpConfigBuilder {
                 what: "message slots",
                 value: slots as usize,
                 limit: isize::MAX as usize / message.bytes as usize,
+            });
+        }
+        let plan = config.memory_plan();
+        let limit = isize::MAX as u64 / plan.ranks;
+        if plan.bytes_per_rank() + plan.shared_bytes() / plan.ranks >= limit {
+            return Err(EpConfigError::TooLarge {
+                what: "bytes of a rank",
+                value: plan.bytes_per_rank() as usize,
+                limit: limit as usize,
             });
         }
         Ok(config)

@@ -151,7 +151,12 @@ impl std::fmt::Display for Awaited {
     }
 }
 
-/// Why an operation of a group failed. Unless it says otherwise, nothing was launched or written.
+/// Why an operation of a group failed.
+///
+/// A refusal comes before anything is queued, and leaves group, rounds and outputs as they were. Three are no
+/// refusals: [`Device`](Self::Device), when the driver fails, which may be after part of a call's work was queued;
+/// [`Deadline`](Self::Deadline), which is found when the work is done, and when the ranks that did not give up have
+/// written their outputs; and [`Unusable`](Self::Unusable), which repeats what happened earlier.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EpError {
@@ -223,6 +228,15 @@ pub enum EpError {
         same_group: bool,
     },
 
+    /// What was sent in that round was received, or its sending was recorded for a graph that was never made.
+    #[error("rank {rank} has nothing of round {round} to receive")]
+    NotPending {
+        /// The rank asked to receive.
+        rank: usize,
+        /// The round, from 0.
+        round: u64,
+    },
+
     /// A rank would overwrite what another has not received.
     #[error("rank {rank} cannot begin round {round}: rank {other} has not received round {behind}")]
     RoundOrder {
@@ -255,9 +269,9 @@ pub enum EpError {
         resident: u32,
     },
 
-    /// A block must be whole warps, up to the limit that the kernels state.
+    /// A block must be whole warps, up to the limit that the kernels state, and a rank has a limited number of them.
     #[error(
-        "a launch of {blocks_per_rank} blocks of {threads} threads; threads are a multiple of 32 up to {limit}, and there is at least one block"
+        "a launch of {blocks_per_rank} blocks of {threads} threads; threads are a multiple of 32 up to {limit}, and there are 1 to {block_limit} blocks"
     )]
     LaunchShape {
         /// Blocks of each rank.
@@ -266,6 +280,8 @@ pub enum EpError {
         threads: u32,
         /// The most threads.
         limit: u32,
+        /// The most blocks of a rank.
+        block_limit: u32,
     },
 
     /// A rank waited longer than the deadline and gave up. The group cannot be used any more.

@@ -132,9 +132,13 @@ impl EpGroup {
     /// The result is that of [`dispatch_async`](EpRank::dispatch_async) and then
     /// [`dispatch_wait`](EpRank::dispatch_wait) on each rank; with a shared expert, this is the only way.
     ///
+    /// Rounds may be on different streams: this one's work begins behind all earlier work of the group, on whatever
+    /// stream that is; see [streams](super#streams).
+    ///
     /// # Errors
     ///
-    /// Inputs and outputs that do not fit the group, or more ranks than are resident at once.
+    /// Inputs and outputs that do not fit the group or its device; [`EpError::NotResident`], more ranks than are
+    /// resident at once; [`EpError::RoundOrder`], when a rank has sent and not received.
     pub fn dispatch<'r>(
         &mut self,
         stream: &Stream,
@@ -154,33 +158,32 @@ impl EpGroup {
         }
         let fused = state.launches.fused.map_err(|limit| limit.error(ranks))?;
         // Everything is checked for all ranks before the first word is queued for one.
-        let mut round = 0;
+        let mut arguments = Vec::with_capacity(ranks);
         for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
-            batch.bind(&state.device, &state.config, number)?;
-            output.bind(&state.device, &state.config, number)?;
-            round = state.rounds.next(&state.config, number)?;
+            let batch = batch.bind(&state.device, &state.config, number)?;
+            let output = output.bind(&state.device, &state.config, number)?;
+            let rank = batch.apply(self.ranks[number].arguments());
+            arguments.push(Rank { output, ..rank });
+        }
+        let mut progress = state.progress();
+        let mut round = 0;
+        for number in 0..ranks {
+            round = progress.next(&state.config, number)?;
         }
         let slots: *mut Rank = self.fused_arguments.as_mut_ptr().cast();
         let one = LaunchConfig::line(1, 1, 0)?;
-        for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
-            let rank = batch
-                .bind(&state.device, &state.config, number)?
-                .apply(self.ranks[number].arguments());
-            let output = output.bind(&state.device, &state.config, number)?;
-            let args = ep_bind_rank::Args {
-                rank: Rank { output, ..rank },
-                slot: slots.wrapping_add(number),
-            };
-            // SAFETY: there is a slot for each rank, which earlier launches of the stream have read.
-            unsafe { stream.launch(one, args)? };
-        }
-        // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest was
-        // allocated for it. The rounds say that the previous one is over.
-        unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots)? };
-        for number in 0..ranks {
-            state.rounds.sent(number);
-            state.rounds.received(number);
-        }
+        progress.queue_round(stream, || {
+            for (number, rank) in arguments.into_iter().enumerate() {
+                let slot = slots.wrapping_add(number);
+                // SAFETY: there is a slot for each rank, which earlier launches have read: `progress` puts this one
+                // behind them.
+                unsafe { stream.launch(one, ep_bind_rank::Args { rank, slot })? };
+            }
+            // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest
+            // was allocated for it. The previous round is over, which `progress` sees to.
+            unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }
+        })?;
+        drop(progress);
         Ok(GroupDispatched { received, round })
     }
 

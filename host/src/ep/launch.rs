@@ -12,7 +12,7 @@ use kernels_gpu::for_each_ep_format;
 /// Grid and block of the kernels of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Blocks of a rank.
+    /// Blocks of a rank, up to 65535. The fused dispatch needs all blocks of all ranks to be resident at once.
     pub blocks_per_rank: u32,
     /// Threads of a block: a multiple of 32, up to 256.
     pub threads: u32,
@@ -25,6 +25,10 @@ impl LaunchShape {
         threads: 64,
     };
 }
+
+/// The most blocks that a rank can have. Far beyond what devices hold at once, and far below what a grid, or a
+/// sum of blocks and ranks in 32 bits, could not express.
+const MAX_BLOCKS: u32 = u16::MAX as u32;
 
 type LaunchOne = unsafe fn(&Stream, LaunchConfig, Shape, Rank) -> Result<(), DeviceError>;
 type LaunchAll = unsafe fn(&Stream, LaunchConfig, Shape, *const Rank) -> Result<(), DeviceError>;
@@ -115,12 +119,13 @@ impl Launches {
         let shape = shape.or(device.is_emulator().then_some(LaunchShape::EMULATED));
         let threads = shape.map_or(MAX_THREADS, |shape| shape.threads);
         let blocks = shape.map(|shape| shape.blocks_per_rank);
-        if threads == 0 || threads > MAX_THREADS || !threads.is_multiple_of(32) || blocks == Some(0)
-        {
+        let threads_fit = (1..=MAX_THREADS).contains(&threads) && threads.is_multiple_of(32);
+        if !threads_fit || blocks.is_some_and(|blocks| !(1..=MAX_BLOCKS).contains(&blocks)) {
             return Err(EpError::LaunchShape {
                 blocks_per_rank: blocks.unwrap_or(1),
                 threads,
                 limit: MAX_THREADS,
+                block_limit: MAX_BLOCKS,
             });
         }
         let resident = |entry: usize| entries.resident[entry](device, threads, shared_bytes);

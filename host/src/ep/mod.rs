@@ -9,6 +9,22 @@
 //! | [`EpRank::dispatch_async`], [`EpRank::dispatch_wait`] | one each, on each rank | the second |
 //! | [`EpGroup::dispatch`] | one for all ranks | within the launch |
 //!
+//! A group lives on one device, which plays all its ranks; nodes are virtual too. Several devices are not
+//! supported yet.
+//!
+//! # Streams
+//!
+//! The calls of a group may be on one stream or on several. Work of one round begins when what it depends on is
+//! done, as if all were on one stream: where the streams differ, the later call waits for an event that the earlier
+//! one left behind it. What runs side by side is the work of different ranks in one round. Inputs and outputs are the
+//! caller's: who reads an output on another stream than that of its `dispatch_wait` orders the two by an
+//! [event](crate::Stream::record), or waits for the device.
+//!
+//! Calls that [`Stream::capture`](crate::Stream::capture) records count as made when they are recorded, and do not
+//! count if the recording fails. They can neither wait for what is outside the graph nor be waited for: whoever
+//! launches the graph puts it behind the group's earlier work and before its later work. A graph should hold whole
+//! rounds.
+//!
 //! No wait is without end: see [`EpConfigBuilder::deadline`] and [`EpGroup::check`].
 
 mod batch;
@@ -19,6 +35,7 @@ mod group;
 mod ids;
 mod launch;
 mod plan;
+mod progress;
 mod rank;
 mod received;
 mod state;

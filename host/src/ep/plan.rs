@@ -134,7 +134,12 @@ impl MemoryPlan {
 
     /// Bytes of the whole group, without what it receives into.
     pub fn bytes(&self) -> u64 {
-        self.ranks * self.bytes_per_rank() + sum(&self.shared)
+        self.ranks * self.bytes_per_rank() + self.shared_bytes()
+    }
+
+    /// Bytes that the group has once.
+    pub fn shared_bytes(&self) -> u64 {
+        sum(&self.shared)
     }
 
     /// Bytes of one rank's output.

@@ -78,6 +78,21 @@ impl EpRank {
         self.number
     }
 
+    /// What it has sent and not received, if there is anything: what the last
+    /// [`dispatch_async`](Self::dispatch_async) returned.
+    pub fn pending(&self) -> Option<Pending> {
+        let round = self.state.progress().pending(self.number)?;
+        Some(self.pending_of(round))
+    }
+
+    fn pending_of(&self, round: u64) -> Pending {
+        Pending {
+            group: self.state.id,
+            rank: self.number,
+            round,
+        }
+    }
+
     /// Its arguments, without input and output.
     pub(super) fn arguments(&mut self) -> Rank {
         Rank {
@@ -109,13 +124,14 @@ impl EpRank {
     /// Sends this rank's tokens. Waits for no other rank: it ends by itself.
     ///
     /// All ranks send in every round, those without tokens too: the others wait for their counts. A round may
-    /// begin on a rank when all ranks have received the previous one *in stream order*: on one stream that
-    /// follows from the order of the calls, between streams it takes [events](Stream::wait).
+    /// begin on a rank once [`dispatch_wait`](Self::dispatch_wait) was called for the previous one on all ranks.
+    /// Whether those calls are on this stream or on others, this one's work begins behind theirs; see
+    /// [streams](super#streams).
     ///
     /// # Errors
     ///
     /// Inputs that do not fit the group, another device's, a shared expert (only the fused operation has one), or a
-    /// round that begins too early.
+    /// round that begins too early: [`EpError::RoundOrder`].
     pub fn dispatch_async(
         &mut self,
         stream: &Stream,
@@ -128,18 +144,16 @@ impl EpRank {
             return Err(EpError::SharedExpertNeedsFused);
         }
         let batch = batch.bind(&state.device, &state.config, self.number)?;
-        let round = state.rounds.next(&state.config, self.number)?;
         let rank = batch.apply(self.arguments());
-        let launches = &state.launches;
-        // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
-        // allocated for it. The rounds say that the receivers are done with the previous one.
-        unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank)? };
-        state.rounds.sent(self.number);
-        Ok(Pending {
-            group: state.id,
-            rank: self.number,
-            round,
-        })
+        let mut progress = state.progress();
+        let round = progress.next(&state.config, self.number)?;
+        progress.queue_send(&state.config, self.number, stream, || {
+            let launches = &state.launches;
+            // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
+            // allocated for it. The receivers are done with the previous round, which `progress` sees to.
+            unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank) }
+        })?;
+        Ok(self.pending_of(round))
     }
 
     /// Receives what all ranks sent this one in the round of `pending`.
@@ -152,7 +166,9 @@ impl EpRank {
     ///
     /// # Errors
     ///
-    /// A handle of another rank or group, an output for another shape or on another device.
+    /// A handle of another rank or group, one whose round was received already, an output for another shape or on
+    /// another device. What was sent can still be received then: `pending` stays what it is, and
+    /// [`pending`](Self::pending) gives it again.
     pub fn dispatch_wait<'r>(
         &mut self,
         stream: &Stream,
@@ -173,10 +189,18 @@ impl EpRank {
             output: received.bind(&state.device, &state.config, self.number)?,
             ..self.arguments()
         };
-        let launches = &state.launches;
-        // SAFETY: as in `dispatch_async`; the output was checked.
-        unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank)? };
-        state.rounds.received(self.number);
+        let mut progress = state.progress();
+        if progress.pending(self.number) != Some(pending.round) {
+            return Err(EpError::NotPending {
+                rank: self.number,
+                round: pending.round,
+            });
+        }
+        progress.queue_receive(self.number, stream, || {
+            let launches = &state.launches;
+            // SAFETY: as in `dispatch_async`; the output was checked.
+            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank) }
+        })?;
         Ok(Dispatched {
             received,
             rank: self.number,

@@ -166,7 +166,10 @@ impl Received {
 }
 
 /// What one rank sent in one round, and has not received yet.
-#[derive(Debug, PartialEq, Eq)]
+///
+/// A name for it, which may be copied: the rank knows what it has sent, receives it once, and
+/// [says again](super::EpRank::pending) what there is to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what was sent must be received before the next round"]
 pub struct Pending {
     pub(super) group: u64,

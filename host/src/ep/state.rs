@@ -3,13 +3,14 @@
 use super::config::EpConfig;
 use super::error::{Awaited, EpError};
 use super::launch::Launches;
+use super::progress::Progress;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
 use kernels_gpu::ep::wait::{self, Failure};
 use kernels_gpu::ep::{Peer, Rank, Shape};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Shared by a group and its ranks.
 pub(super) struct GroupState {
@@ -19,7 +20,7 @@ pub(super) struct GroupState {
     pub(super) config: Arc<EpConfig>,
     pub(super) shape: Shape,
     pub(super) launches: Launches,
-    pub(super) rounds: Rounds,
+    progress: Mutex<Progress>,
     /// `[ranks, 2]`: a [`Peer`] for each.
     addresses: DeviceBuffer<u64>,
     /// `[ranks, Failure::WORDS]`.
@@ -42,12 +43,21 @@ impl GroupState {
             device: device.clone(),
             shape: config.shape(),
             launches,
-            rounds: Rounds::new(ranks),
+            progress: Mutex::new(Progress::new(ranks)),
             addresses: device.alloc(2 * ranks)?,
             failures: device.alloc_filled(Failure::WORDS * ranks, 0)?,
             unusable: Mutex::new(None),
             config: Arc::new(config),
         })
+    }
+
+    /// How far the ranks are. Held from the check whether a call is in order until it is queued.
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Calls are counted after they are queued, so a panic leaves nothing half done.
+        let lock = self.progress.lock();
+        let mut progress = lock.unwrap_or_else(PoisonError::into_inner);
+        progress.settle();
+        progress
     }
 
     /// The table of all ranks' receive buffers.
@@ -115,51 +125,6 @@ impl fmt::Debug for GroupState {
             .field("device", &self.device)
             .field("config", &self.config)
             .finish_non_exhaustive()
-    }
-}
-
-/// How many rounds each rank has sent and received, as far as they are queued.
-///
-/// A rank that sends writes over what the previous round left in the buffers of others, so it must not do so
-/// before they have received that.
-pub(super) struct Rounds {
-    /// `(sent, received)` by rank.
-    ranks: Vec<(AtomicU64, AtomicU64)>,
-}
-
-impl Rounds {
-    fn new(ranks: usize) -> Self {
-        Self {
-            ranks: (0..ranks).map(|_| Default::default()).collect(),
-        }
-    }
-
-    /// The round that `rank` would send now, if those it sends to have received the one before.
-    pub(super) fn next(&self, config: &EpConfig, rank: usize) -> Result<u64, EpError> {
-        let round = self.ranks[rank].0.load(Ordering::Relaxed);
-        let behind = |other: &usize| self.ranks[*other].1.load(Ordering::Relaxed) < round;
-        let receivers = if config.skip_a2a() {
-            rank..rank + 1
-        } else {
-            0..self.ranks.len()
-        };
-        match receivers.into_iter().find(behind) {
-            None => Ok(round),
-            Some(other) => Err(EpError::RoundOrder {
-                rank,
-                round,
-                other,
-                behind: self.ranks[other].1.load(Ordering::Relaxed),
-            }),
-        }
-    }
-
-    pub(super) fn sent(&self, rank: usize) {
-        self.ranks[rank].0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn received(&self, rank: usize) {
-        self.ranks[rank].1.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,27 @@
 //! Faults that tests plant, to see that the suite would find them: what other implementations of the
 //! protocol got wrong, each at the place where it would be.
 //!
+//! # What others got wrong
+//!
+//! What is known to have gone wrong in the protocol's first implementation, and what would find it here: a fault
+//! that is planted and found, or a rule on the PTX of every entry where the emulator, which runs one thread at a time,
+//! cannot see it.
+//!
+//! | | what went wrong | found by |
+//! | --- | --- | --- |
+//! | 1 | combine: the flags that its receivers wait for are fewer than its blocks | not of dispatch: combine |
+//! | 2 | combine: a counter that elects a block lies on words in use | not of dispatch: combine |
+//! | 3 | counts stored plainly, behind a relaxed counter | [`CountsBeforeMessages`](Fault::CountsBeforeMessages), [`FirstBlockPublishes`](Fault::FirstBlockPublishes); PTX: counts are `st.release.sys` and `ld.acquire.sys` |
+//! | 4 | skip mode: a token of no local expert is not seen to for the shared expert | [`SharedRowsOfRoutedTokens`](Fault::SharedRowsOfRoutedTokens) |
+//! | 5 | what was just written is read through the read-only path | PTX: no `ld.global.nc` in an entry that receives |
+//! | 6 | FP8: padding makes more rows than outputs have | [`OutputsWithoutPadding`](Fault::OutputsWithoutPadding), [`UnpaddedGroups`](Fault::UnpaddedGroups) |
+//! | 7 | offsets of 32 bits | [`NarrowOffsets`](Fault::NarrowOffsets) |
+//! | 8 | MXFP4: room for a payload of a byte an element | the sizes of messages, held to the reference's; nothing to plant in a kernel |
+//! | 9 | MXFP4 and its slot layout exist for AMD GPUs alone | not applicable: there is no other result to differ from, so the reference decides |
+//!
+//! The other faults are of this implementation: words that must be as they were before the next round, the wait for
+//! the layout, repeated ids, and the tails of scale tiles.
+//!
 //! They are there with the feature `fault-injection` alone. Without it, as in every build for a GPU,
 //! [`Shape::plants`] is a constant, and what depends on it is not compiled.
 

@@ -220,6 +220,7 @@ impl Sender<'_> {
     fn address_copies(self, stage: u32, slot: Slot) {
         if self.is_addresser() {
             let to = self.shape.destination(slot.id, self.rank.rank);
+            let to = to.filter(|_| slot.number < self.shape.capacity); // never write outside the cell
             let address = to.map_or(0, |to| self.address(to, slot.number));
             let position = (thread::thread_idx_x() % WARP) as usize;
             self.shared.destinations(stage).store(position, address);

@@ -170,8 +170,10 @@ fn calls(context: &Context) -> Result<()> {
             "{mode:?} wrote"
         );
         if mode == Mode::Split {
-            // Rank 0 has sent, which cannot be taken back.
-            world = World::new(&device, &full)?;
+            // Rank 0 has sent; the round goes on with what the others may send.
+            let mut rest = full.clone();
+            rest.ranks[0] = too_many.ranks[0].clone();
+            world.check_round(&rest, mode)?;
         }
         world.check_round(&full, mode)?;
     }

@@ -13,6 +13,7 @@ pub fn register(suite: &mut Suite) {
     suite.both("ep::rounds::thousand", thousand);
     suite.both("ep::rounds::shared_expert", shared_expert);
     suite.both("ep::rounds::counts_from_the_device", counts_from_the_device);
+    suite.both("ep::rounds::two_sizes", two_sizes);
 }
 
 /// Other tokens, other counts and another kind of traffic in every round, split and fused in turn.
@@ -57,6 +58,29 @@ fn shared_expert(context: &Context) -> Result<()> {
                 .check_round(&case, Mode::Fused)
                 .with_context(|| format!("round {round}: {case}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Two groups of one format share their kernels. Messages of both need more shared memory than a kernel has without
+/// asking, and the group that needs less, which comes later, takes nothing away from the other.
+fn two_sizes(context: &Context) -> Result<()> {
+    let device = context.device();
+    let group = |hidden_size, seed| -> Result<(EpCase, World)> {
+        let setup = Setup {
+            hidden_size,
+            ..small(TokenFormat::Bf16, 2)
+        };
+        let case = EpCase::new(setup, &[2, 1], Traffic::Uniform, seed).side_by_side(&device);
+        let world = World::new(&device, &case)?;
+        Ok((case, world))
+    };
+    let (large, mut large_world) = group(20480, 10)?;
+    let (less, mut less_world) = group(14336, 11)?;
+    for &mode in Mode::of(&large) {
+        large_world.check_round(&large, mode)?;
+        less_world.check_round(&less, mode)?;
+        large_world.check_round(&large, mode)?;
     }
     Ok(())
 }

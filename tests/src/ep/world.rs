@@ -90,7 +90,8 @@ impl World {
         })
     }
 
-    /// One round, and nothing else: outputs are as the round before left them.
+    /// One round, and nothing else: outputs are as the round before left them. Ranks that have sent already, as a
+    /// round that was refused half way leaves them, do not send again.
     ///
     /// # Errors
     /// As the library's own.
@@ -123,7 +124,11 @@ impl World {
         let mut pending = Vec::new();
         for (rank, batch) in batches.iter().enumerate() {
             let stream = &self.streams[on(rank)];
-            pending.push(self.group.ranks_mut()[rank].dispatch_async(stream, batch)?);
+            let rank = &mut self.group.ranks_mut()[rank];
+            pending.push(match rank.pending() {
+                Some(sent) => sent,
+                None => rank.dispatch_async(stream, batch)?,
+            });
         }
         for (rank, (pending, received)) in pending.into_iter().zip(&mut self.received).enumerate() {
             let stream = &self.streams[on(rank)];

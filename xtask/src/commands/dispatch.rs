@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use tokenyard::ep::EpConfigError;
 use tokenyard::reference::ep::{MessageParts, Setup};
 
 use crate::engine::{Engine, Timed};
@@ -41,6 +42,12 @@ struct RankSummary {
 pub fn run(flags: DispatchFlags, report: Report) -> Result<()> {
     let file = TokensFile::read(&flags.input)
         .with_context(|| format!("cannot use {}", flags.input.display()))?;
+    if let Some(rounding) = flags.scale_rounding
+        && !flags.format.is_mx()
+    {
+        let format = flags.format;
+        return Err(EpConfigError::ScaleRounding { format, rounding }.into());
+    }
     let plan = plan(&flags, &file);
     let engine = Engine::open(flags.backend)?;
     report.line(format!("Backend: {}", engine.description()))?;
@@ -89,28 +96,24 @@ pub fn run(flags: DispatchFlags, report: Report) -> Result<()> {
 }
 
 fn plan(flags: &DispatchFlags, file: &TokensFile) -> DispatchPlan {
-    let (ranks, experts) = (flags.ranks as usize, flags.experts as usize);
+    let ranks = flags.ranks as usize;
     let counts = match (&flags.tokens_per_rank, flags.skip_a2a) {
         (Some(counts), _) => counts.clone(),
         (None, true) => vec![file.count; ranks],
         (None, false) => DispatchPlan::even_counts(file.count, ranks),
     };
     let capacity = counts.iter().copied().max().unwrap_or(0).max(1);
+    let defaults = Setup::new(flags.format, file.hidden_size, capacity);
     let setup = Setup {
         top_k: file.top_k,
-        // Under skip mode a setup speaks of one rank's experts.
-        experts: if flags.skip_a2a {
-            experts / ranks
-        } else {
-            experts
-        },
+        experts: flags.experts as usize,
         ranks,
         fused_shared_expert: flags.shared_expert,
         skip_a2a: flags.skip_a2a,
         scale_preshuffle: flags.preshuffle,
-        scale_rounding: flags.scale_rounding,
+        scale_rounding: flags.scale_rounding.unwrap_or(defaults.scale_rounding),
         global_factor: file.global_factor.unwrap_or(1.0),
-        ..Setup::new(flags.format, file.hidden_size, capacity)
+        ..defaults
     };
     DispatchPlan {
         setup,

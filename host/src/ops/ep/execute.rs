@@ -8,7 +8,7 @@ use super::super::{Attributes, Behaviour, OpContext, OpError, Operation, TensorT
 use super::infer::Choices;
 use super::{EpOperation, EpSession, Half};
 use crate::buffer::DeviceBuffer;
-use crate::ep::{Batch, EpConfig, EpError, Received, ReceivedParts};
+use crate::ep::{Batch, EpConfig, EpError, Pending, Received, ReceivedParts};
 
 impl Behaviour for EpOperation {
     fn infer(
@@ -71,18 +71,18 @@ impl Behaviour for EpOperation {
             Half::Send => {
                 let inputs = Named { operation, tensors }.inputs().map_err(failed)?;
                 let sender = &mut session.group.ranks_mut()[rank];
+                // The rank knows what it has sent, and says so when it is to receive.
                 let sent = sender.dispatch_async(stream, &inputs.batch());
-                session.pending[rank] = Some(sent.map_err(failed)?);
+                let _: Pending = sent.map_err(failed)?;
             }
             Half::Receive => {
                 let output = Named { operation, tensors }.received(&config);
                 let mut output = output.map_err(failed)?;
-                let pending = session.pending[rank].take();
-                let pending = pending.ok_or(OpError::NothingSent {
+                let receiver = &mut session.group.ranks_mut()[rank];
+                let pending = receiver.pending().ok_or(OpError::NothingSent {
                     operation: name,
                     rank,
                 })?;
-                let receiver = &mut session.group.ranks_mut()[rank];
                 let received = receiver.dispatch_wait(stream, pending, &mut output);
                 received.map_err(failed)?;
             }
@@ -102,6 +102,9 @@ impl EpOperation {
     ) -> Result<(), OpError> {
         let (asked, has) = (&choices.config, session.group.config());
         let skip = has.skip_a2a();
+        if choices.lacks_world && skip && has.ranks() > 1 {
+            return Err(choices.world_missing(operation, has.ranks()));
+        }
         // The attribute counts a rank's experts in skip mode.
         let experts = |config: &EpConfig| match skip {
             true => config.local_experts(),

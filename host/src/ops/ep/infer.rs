@@ -9,6 +9,20 @@ pub(super) struct Choices {
     pub(super) config: EpConfig,
     /// Entries of the address tables.
     pub(super) ranks: usize,
+    /// Whether only `allreduce_world_size` could say how many ranks there are, and is not given.
+    pub(super) lacks_world: bool,
+}
+
+impl Choices {
+    /// Demands the attribute that says that there are `ranks` ranks.
+    pub(super) fn world_missing(&self, operation: &Operation, ranks: usize) -> OpError {
+        OpError::Attribute {
+            operation: operation.name(),
+            attribute: "allreduce_world_size",
+            expected: format!("given, as {ranks} ranks have the same tokens under skip_a2a"),
+            found: "not given".to_owned(),
+        }
+    }
 }
 
 impl EpOperation {
@@ -88,7 +102,11 @@ impl EpOperation {
             operation: operation.name(),
             source,
         })?;
-        Ok(Choices { config, ranks })
+        Ok(Choices {
+            config,
+            ranks,
+            lacks_world: skip && world.is_none(),
+        })
     }
 
     /// Demands the types that inputs must have. `inputs` are all operands that are not outputs.
@@ -114,7 +132,13 @@ impl EpOperation {
                 }
                 "input_scales" => (DType::F32, vec![1]),
                 // Tables of addresses.
-                _ => (DType::U64, vec![choices.ranks]),
+                _ => {
+                    let entries = found.shape.iter().product();
+                    if choices.lacks_world && entries > 1 {
+                        return Err(choices.world_missing(operation, entries));
+                    }
+                    (DType::U64, vec![choices.ranks])
+                }
             };
             operation.check_type(operand, &TensorType::new(dtype, shape), found)?;
             if operand.name == "input_tokens" && found.shape[0] > config.max_tokens_per_rank() {

@@ -1,12 +1,11 @@
 //! What operations need beyond their tensors.
 
-use crate::ep::{EpGroup, Pending};
+use crate::ep::EpGroup;
 
-/// A group of ranks for operations by name, and what its ranks have sent and not received.
+/// A group of ranks for operations by name.
 #[derive(Debug)]
 pub struct EpSession {
     pub(super) group: EpGroup,
-    pub(super) pending: Vec<Option<Pending>>,
 }
 
 /// Addresses of the buffers of all ranks of a group, as operations take them.
@@ -23,11 +22,7 @@ pub struct PointerTables {
 impl EpSession {
     /// A session of a group.
     pub fn new(group: EpGroup) -> Self {
-        let ranks = group.config().ranks();
-        Self {
-            group,
-            pending: (0..ranks).map(|_| None).collect(),
-        }
+        Self { group }
     }
 
     /// The group, to [check](EpGroup::check) it for example.
