@@ -26,8 +26,6 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let built = CudaBuilder::new("../kernels-gpu")
         .archs(&ARCHITECTURES)
-        // Where the numbers of blocks were measured; compute_80 needs more registers and would spill.
-        .min_blocks_from(NvvmArch::Compute90)
         .build_all();
     let images = match built {
         Ok(modules) => images(&modules, &out_dir)?,

@@ -68,7 +68,6 @@ pub(crate) struct Settings {
     pub(crate) emit_llvm_ir: bool,
     pub(crate) emit_llvm_bitcode: bool,
     pub(crate) ptx_version: Option<(u32, u32)>,
-    pub(crate) min_blocks_from: Option<NvvmArch>,
 }
 
 /// Compiles a kernel crate to PTX.
@@ -109,7 +108,6 @@ impl CudaBuilder {
                 emit_llvm_ir: false,
                 emit_llvm_bitcode: false,
                 ptx_version: None,
-                min_blocks_from: None,
             },
             cargo: None,
             target_dir: None,
@@ -133,15 +131,6 @@ impl CudaBuilder {
     /// The architectures to compile for, with [`build_all`](Self::build_all).
     pub fn archs(mut self, archs: &[NvvmArch]) -> Self {
         self.archs = archs.to_vec();
-        self
-    }
-
-    /// Apply the `min_blocks` of `#[kernel]` from this architecture on only; on all unless set.
-    ///
-    /// How many registers a kernel needs depends on the instructions there are. A number of blocks that fits
-    /// the architecture it was tuned on can make an older one spill.
-    pub fn min_blocks_from(mut self, arch: NvvmArch) -> Self {
-        self.settings.min_blocks_from = Some(arch);
         self
     }
 

@@ -42,18 +42,7 @@ impl Job<'_> {
 
         // Different settings leave different files, so that none is taken for the other's.
         let mut hasher = DefaultHasher::new();
-        let min_blocks = self
-            .settings
-            .min_blocks_from
-            .is_none_or(|first| arch >= first);
-        let what = (
-            &cargo_args,
-            &rustc_args,
-            &rustflags,
-            self.manifest,
-            min_blocks,
-        );
-        what.hash(&mut hasher);
+        (&cargo_args, &rustc_args, &rustflags, self.manifest).hash(&mut hasher);
         let out = target_dir.join(format!("ptx-{:016x}", hasher.finish()));
         fs::create_dir_all(&out).map_err(at(&out))?;
         let file = |extension: &str| out.join(format!("{}.{extension}", self.crate_name));
@@ -84,7 +73,7 @@ impl Job<'_> {
         let artifact = self.follow(child, arch)?;
 
         let ptx = file("ptx");
-        finish(&raw, &ptx, min_blocks)?;
+        finish(&raw, &ptx)?;
         Ok(BuiltModule {
             arch,
             ptx,
@@ -255,7 +244,7 @@ fn is_about_ptx_feature(rendered: &str) -> bool {
 }
 
 /// From the compiler's PTX to the final one.
-fn finish(raw: &Path, ptx: &Path, min_blocks: bool) -> Result<(), CudaBuilderError> {
+fn finish(raw: &Path, ptx: &Path) -> Result<(), CudaBuilderError> {
     let text = match fs::read_to_string(raw) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -263,11 +252,9 @@ fn finish(raw: &Path, ptx: &Path, min_blocks: bool) -> Result<(), CudaBuilderErr
         }
         Err(error) => return Err(at(raw)(error)),
     };
-    let text = launch_bounds::apply(&text, min_blocks).map_err(|source| {
-        CudaBuilderError::LaunchBounds {
-            path: raw.to_owned(),
-            source,
-        }
+    let text = launch_bounds::apply(&text).map_err(|source| CudaBuilderError::LaunchBounds {
+        path: raw.to_owned(),
+        source,
     })?;
     if fs::read(ptx).is_ok_and(|old| old == text.as_bytes()) {
         return Ok(());

@@ -113,13 +113,12 @@ fn parse(text: &str) -> Option<(String, LaunchBounds)> {
     Some((entry, bounds))
 }
 
-/// The PTX with the launch bounds that it names put into the entries, `.minnctapersm` only with
-/// `min_blocks`; everything else as it was.
+/// The PTX with the launch bounds that it names put into the entries; everything else as it was.
 ///
 /// # Errors
 ///
 /// As [`read`], and bounds for an entry that does not exist.
-pub fn apply(ptx: &str, min_blocks: bool) -> Result<String, LaunchBoundsError> {
+pub fn apply(ptx: &str) -> Result<String, LaunchBoundsError> {
     let mut insertions = Vec::new();
     for (entry, bounds) in read(ptx)? {
         let position =
@@ -128,7 +127,7 @@ pub fn apply(ptx: &str, min_blocks: bool) -> Result<String, LaunchBoundsError> {
         if let Some(threads) = bounds.max_threads {
             directives.push_str(&format!("\n.maxntid {threads}, 1, 1"));
         }
-        if let Some(blocks) = bounds.min_blocks.filter(|_| min_blocks) {
+        if let Some(blocks) = bounds.min_blocks {
             directives.push_str(&format!("\n.minnctapersm {blocks}"));
         }
         insertions.push((position, directives));
@@ -203,15 +202,8 @@ mod tests {
 ";
 
     #[test]
-    fn numbers_of_blocks_can_be_left_out() {
-        let text = apply(PTX, false).expect("the bounds fit");
-        assert!(text.contains("scale_param_1[16]\n)\n.maxntid 128, 1, 1\n{"));
-        assert!(!text.contains("minnctapersm"));
-    }
-
-    #[test]
     fn bounds_go_behind_the_parameters_of_their_entry_alone() {
-        let text = apply(PTX, true).expect("the bounds fit");
+        let text = apply(PTX).expect("the bounds fit");
         assert!(text.contains(
             "\t.param .align 8 .b8 scale_param_1[16]\n)\n.maxntid 128, 1, 1\n.minnctapersm 8\n{"
         ));
@@ -227,17 +219,14 @@ mod tests {
     #[test]
     fn without_bounds_the_text_stays() {
         let plain = PTX.replace("// cuda_std", "// something");
-        assert_eq!(apply(&plain, true).as_deref(), Ok(plain.as_str()));
+        assert_eq!(apply(&plain).as_deref(), Ok(plain.as_str()));
     }
 
     #[test]
     fn bounds_for_no_entry_are_an_error() {
         let text = format!("{MARKER} sca max_threads=32\n{PTX}");
         let entry = "sca".to_owned();
-        assert_eq!(
-            apply(&text, true),
-            Err(LaunchBoundsError::UnknownEntry { entry })
-        );
+        assert_eq!(apply(&text), Err(LaunchBoundsError::UnknownEntry { entry }));
     }
 
     #[test]
@@ -248,7 +237,7 @@ mod tests {
             min_blocks,
         };
         assert_eq!(
-            apply(&text, true),
+            apply(&text),
             Err(LaunchBoundsError::Conflict {
                 entry: "scale".to_owned(),
                 first: bounds(Some(128), Some(8)),
