@@ -76,7 +76,15 @@ macro_rules! define {
         ///
         /// All extents but `columns` and `row_tiles` are below 2^31. During the launch nothing writes the
         /// input, the tables or `sf`, and nothing else writes `data` and `scales`.
-        #[kernel(max_threads = 256, min_blocks = $blocks)]
+        // The numbers of blocks were measured on 9.0; 8.0 takes more registers, and would spill.
+        #[cfg_attr(
+            any(target_feature = "sm_90", not(target_arch = "nvptx64")),
+            kernel(max_threads = 256, min_blocks = $blocks)
+        )]
+        #[cfg_attr(
+            all(target_arch = "nvptx64", not(target_feature = "sm_90")),
+            kernel(max_threads = 256)
+        )]
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $name(
             input: *const u32x4,
