@@ -70,7 +70,7 @@ macro_rules! define {
         /// | `scales_offsets`, `expert_ids` | `slots` values; `slots` is at least 1 |
         /// | `sf` | `sf_len` tensor-wise factors, indexed by `expert_ids` |
         /// | `source_rows` | null, or for each of `rows` the input row to read |
-        /// | `rules` | [`Rules::bits`] |
+        /// | `rules` | [`Rules::bits`](crate::formats::Rules::bits) |
         /// | `scale_store` | [`ScaleStore::bits`](super::ScaleStore::bits) |
         /// | `runs_per_block` | a power of two, at most the number of warps of a block |
         ///
