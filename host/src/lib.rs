@@ -61,3 +61,8 @@ pub use options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, Sca
 pub use quantizer::{GroupedQuantizer, Input, QuantizeError, Quantized, ScaleStore, TensorScales};
 pub use routing::{Routing, RoutingError};
 pub use stream::{Event, Stream};
+
+/// The programs of the README, compiled and run with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
