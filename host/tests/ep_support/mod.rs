@@ -107,7 +107,7 @@ pub fn encode(config: &EpConfig, token: &[bf16]) -> (Vec<u8>, Vec<u8>) {
         TokenFormat::Nvfp4 => (Format::Nvfp4, INPUT_SCALE),
         TokenFormat::Mxfp4 => (Format::Mxfp4, 1.0),
         TokenFormat::Mxfp8 => (Format::Mxfp8, 1.0),
-        other => unimplemented!("{other}"),
+        other => panic!("this oracle does not know {other}"),
     };
     let options = QuantizeOptions {
         scale_rounding: config.scale_rounding().unwrap_or_default(),
