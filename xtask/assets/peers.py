@@ -311,7 +311,8 @@ def run_ours(xtask, shapes, rounds, out, dump=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--xtask", type=pathlib.Path, required=True)
+    # A name without a folder would be looked for on the PATH.
+    parser.add_argument("--xtask", type=lambda path: pathlib.Path(path).resolve(), required=True)
     parser.add_argument("--wheels", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--shape", action="append", help="default: " + ", ".join(DEFAULT_SHAPES))
