@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use plotters::coord::Shift;
+use plotters::coord::{CoordTranslate, Shift};
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
@@ -108,6 +108,24 @@ pub fn titled<B: DrawingBackend>(
     area.margin(scale.px(16), 0, 0, 0)
         .titled(title, scale.font(24))?
         .titled(subtitle, scale.font(15))
+}
+
+/// Draws the legend of a chart's labelled series, `margin` units away from the edge.
+pub fn legend<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, B, C>,
+    position: SeriesLabelPosition,
+    margin: u32,
+    scale: Scale,
+) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
+    chart
+        .configure_series_labels()
+        .position(position)
+        .margin(scale.px(margin))
+        .legend_area_size(scale.px(30))
+        .label_font(scale.font(16))
+        .background_style(WHITE.mix(0.9))
+        .border_style(PALE)
+        .draw()
 }
 
 /// Draws `drawing` in both encodings.

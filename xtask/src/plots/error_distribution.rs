@@ -4,7 +4,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use tokenyard::options::Format;
 
-use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, render, titled};
+use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, legend, render, titled};
 
 /// Width of a bin, in percent: wider than the steps in which BF16 elements can miss their value.
 const BIN_WIDTH: f64 = 2.5;
@@ -166,15 +166,7 @@ impl Draw for Drawing<'_> {
                     Rectangle::new(corners, color.filled())
                 });
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperMiddle)
-            .margin(scale.px(12))
-            .legend_area_size(scale.px(30))
-            .label_font(scale.font(16))
-            .background_style(WHITE.mix(0.9))
-            .border_style(PALE)
-            .draw()
+        legend(&mut chart, SeriesLabelPosition::UpperMiddle, 12, scale)
     }
 }
 

@@ -5,7 +5,7 @@ use plotters::coord::combinators::LogCoord;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
-use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, render, titled};
+use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, legend, render, titled};
 use crate::report::grouped;
 
 /// One line of the picture.
@@ -136,15 +136,7 @@ impl Drawing<'_> {
                 chart.draw_series(points.map(|at| Circle::new(at, radius, color.filled())))?;
             }
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .margin(scale.px(12))
-            .legend_area_size(scale.px(30))
-            .label_font(scale.font(16))
-            .background_style(WHITE.mix(0.9))
-            .border_style(PALE)
-            .draw()
+        legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, scale)
     }
 }
 

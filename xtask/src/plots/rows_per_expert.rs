@@ -4,7 +4,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use tokenyard::routing::TILE_ROWS;
 
-use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, render, titled};
+use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, legend, render, titled};
 use crate::report::grouped;
 
 /// Draws one bar per expert, with the rows that padding to whole scale tiles adds.
@@ -90,15 +90,7 @@ impl Draw for Drawing<'_> {
             .legend(move |(x, y)| {
                 Rectangle::new([(x, y - thin), (x + length, y + thin)], SERIES[1].filled())
             });
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .margin(scale.px(12))
-            .legend_area_size(scale.px(30))
-            .label_font(scale.font(16))
-            .background_style(WHITE.mix(0.9))
-            .border_style(PALE)
-            .draw()
+        legend(&mut chart, SeriesLabelPosition::UpperRight, 12, scale)
     }
 }
 

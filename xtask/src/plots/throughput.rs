@@ -3,7 +3,7 @@
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, render, titled};
+use super::canvas::{Draw, INK, PALE, Picture, PlotError, SERIES, Scale, legend, render, titled};
 use crate::report::grouped;
 
 /// A bar, and the ceilings over it. All in GB/s.
@@ -98,15 +98,7 @@ impl Draw for Drawing<'_> {
                 .label(name)
                 .legend(move |at| swatch(at, thin, color.filled()));
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .margin(scale.px(8))
-            .legend_area_size(scale.px(30))
-            .label_font(scale.font(16))
-            .background_style(WHITE.mix(0.9))
-            .border_style(PALE)
-            .draw()?;
+        legend(&mut chart, SeriesLabelPosition::UpperRight, 8, scale)?;
 
         // Labels of several lines, which axes do not draw.
         use plotters::style::text_anchor::{HPos, Pos, VPos};
