@@ -91,7 +91,8 @@ pub trait BlockFormat {
     /// Works out what [`common_scale`](Self::common_scale) needs.
     fn prepare(tensor: TensorScale, rules: Rules) -> Self::Prepared;
 
-    /// The scale of a block, if it is a common one: of zeros, or of numbers of no extreme magnitude. What it says is what [`block_scale`](Self::block_scale) would say.
+    /// The scale of a block, if it is a common one: of zeros, or of numbers of no extreme magnitude.
+    /// What it says is what [`block_scale`](Self::block_scale) would say.
     fn common_scale<I: InputFormat>(
         amax: Amax,
         prepared: Self::Prepared,

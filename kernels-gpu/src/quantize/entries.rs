@@ -9,7 +9,7 @@ use cuda_std::tma;
 /// The entries: `name: format, input type, blocks a multiprocessor;`.
 ///
 /// Expands to `$callback! { ... }` with this list, here to define them and in the host library to
-/// find them, so that a new line is all that a new entry takes.
+/// find them, so that a new line here and one in `for_each_traffic_twin` is all that a new entry takes.
 ///
 /// The number of blocks bounds the registers: as many as let this many blocks run side by side. More
 /// blocks would have to spill, or have been measured to be slower (`docs/performance.md`).
