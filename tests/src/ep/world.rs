@@ -47,18 +47,58 @@ const BACKGROUND: u8 = 0xB7;
 
 /// The ranks of a case, with outputs that rounds reuse.
 pub struct World {
-    device: Device,
-    streams: Vec<Stream>,
+    pub(super) device: Device,
+    pub(super) streams: Vec<Stream>,
     /// The ranks.
     pub group: EpGroup,
-    received: Vec<Received>,
+    pub(super) received: Vec<Received>,
 }
 
 /// A rank's tensors on the device.
-struct Uploaded {
+#[derive(Debug)]
+pub struct DeviceInput {
     tokens: DeviceBuffer<bf16>,
     topk_ids: DeviceBuffer<i32>,
-    factor: DeviceBuffer<f32>,
+    /// Where the format has one.
+    factor: Option<DeviceBuffer<f32>>,
+}
+
+impl DeviceInput {
+    /// Every rank's.
+    ///
+    /// # Errors
+    /// As [`Device::upload`].
+    pub fn upload(device: &Device, case: &EpCase) -> Result<Vec<Self>, EpError> {
+        let ranks = case.ranks.iter().map(|rank| {
+            let factor = (case.setup.format == TokenFormat::Nvfp4)
+                .then(|| device.upload(&[case.setup.global_factor]));
+            Ok(Self {
+                tokens: device.upload(&rank.tokens)?,
+                topk_ids: device.upload(&rank.topk_ids)?,
+                factor: factor.transpose()?,
+            })
+        });
+        ranks.collect()
+    }
+
+    /// As dispatch and combine take them.
+    pub fn batch(&self) -> Batch<'_> {
+        let batch = Batch::new(&self.tokens, &self.topk_ids);
+        match &self.factor {
+            Some(factor) => batch.input_scale(factor),
+            None => batch,
+        }
+    }
+}
+
+impl Mode {
+    /// The stream that a rank's work is on.
+    pub(super) fn stream_of(self, rank: usize) -> usize {
+        match self {
+            Mode::Streams => rank,
+            Mode::Split | Mode::Fused => 0,
+        }
+    }
 }
 
 impl World {
@@ -96,43 +136,27 @@ impl World {
     /// # Errors
     /// As the library's own.
     pub fn dispatch(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
-        let uploaded = case
-            .ranks
-            .iter()
-            .map(|rank| {
-                Ok(Uploaded {
-                    tokens: self.device.upload(&rank.tokens)?,
-                    topk_ids: self.device.upload(&rank.topk_ids)?,
-                    factor: self.device.upload(&[case.setup.global_factor])?,
-                })
-            })
-            .collect::<Result<Vec<_>, EpError>>()?;
-        let batches = uploaded.iter().map(|rank| {
-            let batch = Batch::new(&rank.tokens, &rank.topk_ids);
-            match case.setup.format {
-                TokenFormat::Nvfp4 => batch.input_scale(&rank.factor),
-                _ => batch,
-            }
-        });
-        let batches: Vec<_> = batches.collect();
+        let inputs = DeviceInput::upload(&self.device, case)?;
+        let batches: Vec<_> = inputs.iter().map(DeviceInput::batch).collect();
         if mode == Mode::Fused {
             self.group
                 .dispatch(&self.streams[0], &batches, &mut self.received)?;
             return self.group.check();
         }
-        let on = |rank: usize| if mode == Mode::Split { 0 } else { rank };
         let mut pending = Vec::new();
-        for (rank, batch) in batches.iter().enumerate() {
-            let stream = &self.streams[on(rank)];
-            let rank = &mut self.group.ranks_mut()[rank];
+        for (number, batch) in batches.iter().enumerate() {
+            let stream = &self.streams[mode.stream_of(number)];
+            let rank = &mut self.group.ranks_mut()[number];
             pending.push(match rank.pending() {
                 Some(sent) => sent,
                 None => rank.dispatch_async(stream, batch)?,
             });
         }
-        for (rank, (pending, received)) in pending.into_iter().zip(&mut self.received).enumerate() {
-            let stream = &self.streams[on(rank)];
-            self.group.ranks_mut()[rank].dispatch_wait(stream, pending, received)?;
+        for (number, (pending, received)) in
+            pending.into_iter().zip(&mut self.received).enumerate()
+        {
+            let stream = &self.streams[mode.stream_of(number)];
+            self.group.ranks_mut()[number].dispatch_wait(stream, pending, received)?;
         }
         self.group.check()
     }
