@@ -340,7 +340,7 @@ fn every_token_to_the_same(context: &Context) -> Result<()> {
         *value = bf16::from_f32(u8::from(random.bool()).into());
     }
     let case = home(case, CombineFormat::Bf16);
-    let ones: Vec<_> = case.ranks.iter();
+    let ones = case.ranks.iter();
     let ones: Vec<_> = ones
         .map(|rank| Rows::F32(vec![1.0; rank.topk_ids.len()]))
         .collect();
