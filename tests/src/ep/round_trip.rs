@@ -52,16 +52,22 @@ impl World {
         } = self;
         let stream = |rank: usize| &streams[mode.stream_of(rank)];
         let (outputs, targets) = returns.operands();
-        let mut pending = Vec::new();
-        for (rank, batch) in batches.iter().enumerate() {
-            before(stream(rank))?;
-            pending.push(group.ranks_mut()[rank].dispatch_async(stream(rank), batch)?);
-        }
         let mut dispatched = Vec::new();
-        for (rank, (pending, received)) in pending.into_iter().zip(received).enumerate() {
-            before(stream(rank))?;
-            let handle = &mut group.ranks_mut()[rank];
-            dispatched.push(handle.dispatch_wait(stream(rank), pending, received)?);
+        if mode.dispatches_at_once() {
+            before(stream(0))?;
+            let all = group.dispatch(stream(0), batches, received)?;
+            dispatched.extend(all.into_ranks());
+        } else {
+            let mut pending = Vec::new();
+            for (rank, batch) in batches.iter().enumerate() {
+                before(stream(rank))?;
+                pending.push(group.ranks_mut()[rank].dispatch_async(stream(rank), batch)?);
+            }
+            for (rank, (pending, received)) in pending.into_iter().zip(received).enumerate() {
+                before(stream(rank))?;
+                let handle = &mut group.ranks_mut()[rank];
+                dispatched.push(handle.dispatch_wait(stream(rank), pending, received)?);
+            }
         }
         let mut sent = Vec::new();
         for (rank, (dispatched, outputs)) in dispatched.into_iter().zip(outputs).enumerate() {
@@ -203,7 +209,7 @@ impl EpCase {
     /// A device that fails, or the first thing that differs.
     pub fn check_round_trips(&self, devices: &[Device], returns: &Returns) -> Result<()> {
         for device in devices {
-            for &mode in Mode::of(self) {
+            for &mode in Mode::of_round_trip(self) {
                 let case = self.clone().side_by_side(device);
                 let run = || World::new(device, &case)?.check_round_trip(&case, mode, returns);
                 run().with_context(|| {

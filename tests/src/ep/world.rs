@@ -27,10 +27,12 @@ pub enum Mode {
     Streams,
     /// One cooperative launch for all.
     Fused,
+    /// One cooperative launch to dispatch, and two for each rank, on one stream, to combine.
+    FusedThenSplit,
 }
 
 impl Mode {
-    /// Every one.
+    /// Those that differ in dispatch.
     pub const ALL: [Mode; 3] = [Mode::Split, Mode::Streams, Mode::Fused];
 
     /// Those that can do what the case asks for: the shared expert is the fused launch's alone.
@@ -39,6 +41,25 @@ impl Mode {
             true => &[Mode::Fused],
             false => &Self::ALL,
         }
+    }
+
+    /// The same, for those that differ in dispatch or combine.
+    pub fn of_round_trip(case: &EpCase) -> &'static [Mode] {
+        const ALL: [Mode; 4] = [
+            Mode::Split,
+            Mode::Streams,
+            Mode::Fused,
+            Mode::FusedThenSplit,
+        ];
+        match case.setup.fused_shared_expert {
+            true => &ALL[2..],
+            false => &ALL,
+        }
+    }
+
+    /// Whether all ranks dispatch in one launch.
+    pub(super) fn dispatches_at_once(self) -> bool {
+        matches!(self, Mode::Fused | Mode::FusedThenSplit)
     }
 }
 
@@ -96,7 +117,7 @@ impl Mode {
     pub(super) fn stream_of(self, rank: usize) -> usize {
         match self {
             Mode::Streams => rank,
-            Mode::Split | Mode::Fused => 0,
+            Mode::Split | Mode::Fused | Mode::FusedThenSplit => 0,
         }
     }
 }
@@ -138,7 +159,7 @@ impl World {
     pub fn dispatch(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
         let inputs = DeviceInput::upload(&self.device, case)?;
         let batches: Vec<_> = inputs.iter().map(DeviceInput::batch).collect();
-        if mode == Mode::Fused {
+        if mode.dispatches_at_once() {
             self.group
                 .dispatch(&self.streams[0], &batches, &mut self.received)?;
             return self.group.check();
@@ -294,7 +315,7 @@ impl EpCase {
             for &mode in Mode::of(self) {
                 let case = match mode {
                     Mode::Streams => self.clone().side_by_side(device),
-                    Mode::Split | Mode::Fused => self.clone(),
+                    _ => self.clone(),
                 };
                 let run = || World::new(device, &case)?.check_round(&case, mode);
                 run().with_context(|| format!("{self}; {mode:?}, on {}", device.description()))?;

@@ -20,7 +20,7 @@ fn any_setup(context: &Context) -> Result<()> {
         let random = &mut Rng::with_seed(seed);
         let (case, weights) = any_round_trip(random);
         let device = &devices[random.usize(..devices.len())];
-        let modes = Mode::of(&case);
+        let modes = Mode::of_round_trip(&case);
         let mode = modes[random.usize(..modes.len())];
         let mut run = || -> Result<()> {
             let mut world = World::new(device, &case)?;

@@ -127,7 +127,7 @@ fn every_format(context: &Context) -> Result<()> {
                 let counts = [0; 3].map(|_: usize| random.usize(..=5));
                 let traffic = Traffic::ALL[round % Traffic::ALL.len()];
                 case.refill(&counts, traffic, random);
-                let modes = Mode::of(&case);
+                let modes = Mode::of_round_trip(&case);
                 let mode = modes[round % modes.len()];
                 let weights = (shared || round % 3 != 0).then_some(InputType::Bf16);
                 let returns = Returns::random(&case, weights, random)?;

@@ -50,7 +50,7 @@ fn late_ones(context: &Context, format: CombineFormat, number: u64) -> Result<()
             let case = home(case.clone().side_by_side(&device), format);
             let random = &mut Rng::with_seed(number);
             let rounds = [(); 2].map(|()| Returns::random(&case, Some(InputType::F32), random));
-            for &mode in Mode::of(&case) {
+            for &mode in Mode::of_round_trip(&case) {
                 let run = || -> Result<()> {
                     let mut world = World::new(&device, &case)?;
                     for returns in &rounds {

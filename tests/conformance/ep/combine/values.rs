@@ -60,7 +60,7 @@ fn expect(
         vec![expert(number, token[0].to_f32()); token.len()]
     })?;
     let device = context.device();
-    for &mode in Mode::of(case) {
+    for &mode in Mode::of_round_trip(case) {
         let case = case.clone().side_by_side(&device);
         let found = World::new(&device, &case)?.check_round_trip(&case, mode, &returns)?;
         for (rank, (expected, found)) in expected.iter().zip(found).enumerate() {
@@ -225,7 +225,7 @@ fn stale_rows(context: &Context) -> Result<()> {
         let first = EpCase::new(setup.clone(), &[5, 5, 5], Traffic::Uniform, 60);
         let mut second = EpCase::new(setup, &[5, 4, 5], Traffic::Holes, 61);
         second.ranks[0].topk_ids[..6].copy_from_slice(&[-1, -1, -1, 6, i32::MAX, i32::MIN]);
-        for &mode in Mode::of(&first) {
+        for &mode in Mode::of_round_trip(&first) {
             let first = home(first.clone().side_by_side(&device), format);
             let second = home(second.clone().side_by_side(&device), format);
             let random = &mut Rng::with_seed(62);
