@@ -11,10 +11,9 @@
 //! which never decreases with `i`. An empty slot has the same start as its successor, so "the last
 //! slot that starts at or before this tile" is the slot that owns it.
 
-use crate::WARP;
 use crate::scale_tile::TILE_ROWS;
+use crate::search::Candidates;
 use cuda_std::view::GlobalView;
-use cuda_std::{thread, warp};
 
 /// The grouping tables in global memory. Their content is the caller's; nothing here trusts it.
 #[derive(Clone, Copy)]
@@ -79,9 +78,7 @@ impl Groups {
     /// The last slot that begins at or before row tile `tile`, or the first one, found by the lanes of a warp
     /// together. `None`: the tile lies behind the last slot.
     ///
-    /// A bisection waits for one read after another, `ceil(log2(slots))` of them, and this is on the
-    /// way of a thread block to its first row. Here every round reads 32 slots at once and leaves a
-    /// 32nd of the range: two rounds up to 1024 slots.
+    /// This is on the way of a thread block to its first row, hence no bisection.
     ///
     /// With many experts half of all blocks may be behind the last slot. They are found out by what is read together
     /// with the first round, so it costs the others no time.
@@ -91,29 +88,13 @@ impl Groups {
         let last_start = self.tile_start(last);
         let last_row = self.row_offsets.load(last as usize);
         let end = self.row_offsets.load(self.slots as usize);
-        let (mut slot, mut past) = self.narrowed(0, self.slots, tile);
+        let begins_early_enough = |slot| self.tile_start(slot) <= tile;
+        let candidates = Candidates::below(self.slots).narrowed(begins_early_enough);
         let last_tiles = end.saturating_sub(last_row).div_ceil(TILE_ROWS);
         if tile >= last_start.saturating_add(last_tiles) {
             return None;
         }
-        while slot + 1 < past {
-            (slot, past) = self.narrowed(slot, past, tile);
-        }
-        Some(slot)
-    }
-
-    /// A round of [`last_slot_by_warp`](Self::last_slot_by_warp): of the slots from `slot` to before `past`, the
-    /// 32nd part in which it is.
-    #[inline(always)]
-    fn narrowed(self, slot: u32, past: u32, tile: u32) -> (u32, u32) {
-        let lane = thread::thread_idx_x() % WARP;
-        let step = (past - slot).div_ceil(WARP);
-        let probe = slot + lane * step;
-        let early_enough = probe < past && self.tile_start(probe) <= tile;
-        // SAFETY: whole warps call this, and all lanes have the same range.
-        let ballot = unsafe { warp::warp_vote_ballot(u32::MAX, early_enough) };
-        let slot = slot + (ballot | 1).ilog2() * step;
-        (slot, past.min(slot + step))
+        Some(candidates.last(begins_early_enough))
     }
 
     /// The last slot that begins early enough, or the first one: a bisection, as slots begin in order.

@@ -25,6 +25,7 @@ mod prefix_sum;
 pub mod quantize;
 pub mod route;
 pub mod scale_tile;
+mod search;
 
 /// Lanes of a warp.
 pub(crate) const WARP: u32 = 32;

@@ -15,10 +15,10 @@ use super::format::TokenFormat;
 use super::message::MessageLayout;
 use super::offsets::lay_out_nothing;
 use super::output::{Place, ReceivedMessage, write_payload, write_row};
-use super::search::first_above;
 use super::wait::{Awaited, Failure, Waiter};
 use super::workers::Workers;
 use crate::WARP;
+use crate::search::Candidates;
 use core::simd::{u32x2, u32x4};
 use cuda_std::view::{IndirectView, IndirectViewMut};
 use cuda_std::{thread, warp};
@@ -79,11 +79,12 @@ impl Copier<'_> {
         let mut row = (warp * run).min(total);
         let end = (row + run).min(total);
         if row < end {
-            let mut pair = first_above(row_ends.len(), |pair| row_ends.load(pair), row);
+            let begins_early_enough = |pair| self.counters.rows_before_pair(pair) <= row;
+            let mut pair = Candidates::below(self.shape.pairs()).last(begins_early_enough);
             while row < end {
-                let pair_end = row_ends.load(pair).min(end);
+                let pair_end = row_ends.load(pair as usize).min(end);
                 // SAFETY: the caller's obligation; these are rows of the pair, and nobody else's.
-                unsafe { self.copy_rows_of_pair::<F>(pair as u32, row, pair_end) };
+                unsafe { self.copy_rows_of_pair::<F>(pair, row, pair_end) };
                 row = pair_end;
                 pair += 1;
             }

@@ -33,7 +33,6 @@ mod network;
 mod offsets;
 mod output;
 mod quads;
-mod search;
 mod send;
 mod shared_expert;
 mod shared_memory;
