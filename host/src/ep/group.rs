@@ -1,9 +1,10 @@
 //! All ranks of a process.
 
 use super::batch::Batch;
+use super::combine::CombineMemory;
 use super::config::EpConfig;
 use super::error::EpError;
-use super::launch::{LaunchShape, Launches};
+use super::launch::{DISPATCH, LaunchShape, Launches};
 use super::rank::EpRank;
 use super::received::{GroupDispatched, Received};
 use super::state::{GroupState, argument_bytes};
@@ -78,8 +79,13 @@ impl EpGroup {
     ) -> Result<Self, EpError> {
         let shared = shared_bytes(&config.message_layout());
         let ranks = config.ranks();
-        let launches = Launches::new(device, config.format(), ranks, shared, launch)?;
-        let state = Arc::new(GroupState::new(device, config, launches)?);
+        let (format, name) = (config.format(), config.format().name());
+        let launches = Launches::new(device, DISPATCH, format, name, ranks, shared, launch)?;
+        let combine = config
+            .combine()
+            .map(|format| CombineMemory::new(device, &config, format, launch))
+            .transpose()?;
+        let state = Arc::new(GroupState::new(device, config, launches, combine)?);
         let ranks = (0..ranks)
             .map(|number| EpRank::allocate(&state, number))
             .collect::<Result<Vec<_>, _>>()?;
@@ -159,15 +165,17 @@ impl EpGroup {
         let fused = state.launches.fused.map_err(|limit| limit.error(ranks))?;
         // Everything is checked for all ranks before the first word is queued for one.
         let mut arguments = Vec::with_capacity(ranks);
+        let mut identities = Vec::with_capacity(ranks);
         for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
             let batch = batch.bind(&state.device, &state.config, number)?;
             let output = output.bind(&state.device, &state.config, number)?;
+            identities.push(batch.identity());
             let rank = batch.apply(self.ranks[number].arguments());
             arguments.push(Rank { output, ..rank });
         }
         let mut progress = state.progress();
         let mut round = 0;
-        for number in 0..ranks {
+        for number in (0..ranks).filter(|&rank| state.check_takes_part(rank).is_ok()) {
             round = progress.next(&state.config, number)?;
         }
         let slots: *mut Rank = self.fused_arguments.as_mut_ptr().cast();
@@ -181,10 +189,36 @@ impl EpGroup {
             }
             // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest
             // was allocated for it. The previous round is over, which `progress` sees to.
-            unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }
+            unsafe { (state.launches.entries.fused)(stream, fused, state.shape(), slots) }
         })?;
         drop(progress);
-        Ok(GroupDispatched { received, round })
+        Ok(GroupDispatched {
+            received,
+            state: Arc::clone(state),
+            round,
+            batches: identities,
+        })
+    }
+
+    /// Goes on without a rank, for good: from the next calls on, nobody sends to it or waits for it, and its experts'
+    /// ids are nobody's. Its own calls are refused; in fused operations its operands are not used.
+    ///
+    /// For a rank of which is known that it will not come. What is queued already still waits for it, and a group in
+    /// which such a wait reached the deadline is [unusable](EpError::Unusable): make a new one then.
+    ///
+    /// # Errors
+    ///
+    /// [`EpError::RankMask`]: no such rank, or a group of more than 64.
+    pub fn mask_rank(&mut self, rank: usize) -> Result<(), EpError> {
+        self.state.mask(rank)
+    }
+
+    /// The ranks that it goes on without.
+    pub fn masked_ranks(&self) -> Vec<usize> {
+        let takes_part = |rank: &usize| self.state.check_takes_part(*rank).is_ok();
+        (0..self.ranks.len())
+            .filter(|rank| !takes_part(rank))
+            .collect()
     }
 
     /// Waits for the device, and says whether a rank gave up waiting for another.

@@ -1,6 +1,7 @@
 //! One rank of a group.
 
-use super::batch::Batch;
+use super::batch::{Batch, BatchIdentity};
+use super::combine::ReturnCounters;
 use super::error::EpError;
 use super::received::{Dispatched, Pending, Received};
 use super::state::GroupState;
@@ -24,6 +25,8 @@ pub struct EpRank {
     counters: DeviceBuffer<u32>,
     /// With several nodes.
     send_rows: Option<DeviceBuffer<u8>>,
+    /// What it sent last.
+    batch: Option<BatchIdentity>,
 }
 
 /// A rank's counters, as they lie in device memory.
@@ -55,6 +58,7 @@ impl EpRank {
             send_rows: several_nodes
                 .then(|| device.alloc(capacity * message))
                 .transpose()?,
+            batch: None,
         })
     }
 
@@ -140,10 +144,12 @@ impl EpRank {
         let state = Arc::clone(&self.state);
         state.check_usable()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.number)?;
         if state.config.fused_shared_expert() {
             return Err(EpError::SharedExpertNeedsFused);
         }
         let batch = batch.bind(&state.device, &state.config, self.number)?;
+        let identity = batch.identity();
         let rank = batch.apply(self.arguments());
         let mut progress = state.progress();
         let round = progress.next(&state.config, self.number)?;
@@ -151,8 +157,9 @@ impl EpRank {
             let launches = &state.launches;
             // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
             // allocated for it. The receivers are done with the previous round, which `progress` sees to.
-            unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank) }
+            unsafe { (launches.entries.send)(stream, launches.send, state.shape(), rank) }
         })?;
+        self.batch = Some(identity);
         Ok(self.pending_of(round))
     }
 
@@ -179,6 +186,7 @@ impl EpRank {
         let state = Arc::clone(&self.state);
         state.check_usable()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.number)?;
         if pending.group != state.id || pending.rank != self.number {
             return Err(EpError::ForeignHandle {
                 rank: self.number,
@@ -191,21 +199,28 @@ impl EpRank {
             ..self.arguments()
         };
         let mut progress = state.progress();
+        let not_pending = EpError::NotPending {
+            rank: self.number,
+            round: pending.round,
+        };
+        let Some(batch) = self.batch else {
+            return Err(not_pending);
+        };
         if progress.pending(self.number) != Some(pending.round) {
-            return Err(EpError::NotPending {
-                rank: self.number,
-                round: pending.round,
-            });
+            return Err(not_pending);
         }
         progress.queue_receive(self.number, stream, || {
             let launches = &state.launches;
             // SAFETY: as in `dispatch_async`; the output was checked.
-            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank) }
+            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape(), rank) }
         })?;
+        drop(progress);
         Ok(Dispatched {
             received,
+            state,
             rank: self.number,
             round: pending.round,
+            batch,
         })
     }
 
@@ -225,6 +240,25 @@ impl EpRank {
     /// As [`DeviceBuffer::download`].
     pub fn receive_counts(&self) -> Result<Vec<u64>, DeviceError> {
         self.counts.download()
+    }
+
+    /// The receive counts of combine, `[local experts, sources]` by the sender's expert and rank; all ones between
+    /// combines. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// A group that does not combine, and as [`DeviceBuffer::download`].
+    pub fn return_counts(&self) -> Result<Vec<u64>, EpError> {
+        self.state.combine_memory()?.counts(self.number)
+    }
+
+    /// The counters of combine. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`return_counts`](Self::return_counts).
+    pub fn return_counters(&self) -> Result<ReturnCounters, EpError> {
+        self.state.combine_memory()?.counters(self.number)
     }
 
     /// The counters. Waits for the device.
