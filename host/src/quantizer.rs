@@ -434,7 +434,8 @@ impl GroupedQuantizer {
         let row_tiles = output.row_tiles as u32;
         let shape = self.shape.unwrap_or_else(|| {
             let (rows, slots) = (output.rows, routing.slots());
-            self.room.shape(rows, self.columns, slots)
+            self.room
+                .shape(self.choices.format, rows, self.columns, slots)
         });
         let call = Call {
             stream,

@@ -2,6 +2,7 @@
 
 use super::QuantizeError;
 use crate::device::Device;
+use crate::options::Format;
 use kernels_gpu::quantize::{MAX_RUNS_PER_BLOCK, MAX_THREADS_BEFORE_9_0, RUN_COLUMNS};
 use kernels_gpu::scale_tile::TILE_ROWS;
 
@@ -9,6 +10,10 @@ const WARP: u32 = 32;
 
 /// What large problems take.
 const USUAL_THREADS: u32 = 256;
+
+/// From so many waves of usual blocks on, NVFP4 is faster with blocks of half the size; below, and for the other formats, they
+/// are slower.
+const WAVES_FOR_HALVES: u64 = 8;
 
 /// Rows that a warp takes one after another, if that spares a second wave of blocks.
 const ROWS_PER_WARP: usize = 8;
@@ -70,13 +75,19 @@ impl Room {
         Ok(Some(BlockShape { threads, runs }))
     }
 
-    /// The shape for `rows` rows of `columns` columns in `slots` slots.
+    /// The shape for `rows` rows of `columns` columns in `slots` slots, as `format`.
     ///
     /// The number of pieces, a row tile by a run each, follows from the problem. If they are few, the time is that of one
     /// block: as many warps as there is room for, and rows, share its rows. If smaller blocks let all pieces run at
     /// once, they do, as long as a warp does not get too many rows. Pieces with next to no rows come two to a block, since a
     /// multiprocessor takes only 32 blocks. How far each of this goes was measured (`docs/performance.md`).
-    pub(super) fn shape(self, rows: usize, columns: u32, slots: usize) -> BlockShape {
+    pub(super) fn shape(
+        self,
+        format: Format,
+        rows: usize,
+        columns: u32,
+        slots: usize,
+    ) -> BlockShape {
         let tile_rows = TILE_ROWS as usize;
         let runs = columns.div_ceil(RUN_COLUMNS).max(1);
         // The last tile of a slot is half full on average.
@@ -84,6 +95,14 @@ impl Room {
         let tiles = occupied.max(rows / tile_rows + occupied / 2).max(1);
         let pieces = tiles as u64 * u64::from(runs);
         let piece_rows = rows.div_ceil(slots.max(1)).clamp(1, tile_rows);
+
+        let usual_blocks = self.threads / u64::from(USUAL_THREADS);
+        if format == Format::Nvfp4 && pieces >= WAVES_FOR_HALVES * usual_blocks {
+            return BlockShape {
+                threads: USUAL_THREADS / 2,
+                runs: 1,
+            };
+        }
 
         // The nearest power of two: a few blocks may have to wait.
         let fit = (self.threads + self.threads * 2 / 5) / pieces;
@@ -120,8 +139,6 @@ mod tests {
         let cases = [
             // rows, columns, slots: threads, runs
             (32768, 7168, 64, 256, 1),
-            (65536, 4096, 256, 256, 1),
-            (131072, 2048, 1024, 256, 1),
             (8192, 2880, 128, 256, 1),
             (2048, 2880, 128, 128, 1),
             (4096, 4096, 128, 128, 1),
@@ -135,11 +152,22 @@ mod tests {
             (1, 7168, 256, 256, 1),
         ];
         for (rows, columns, slots, threads, runs) in cases {
-            assert_eq!(
-                ROOM.shape(rows, columns, slots),
-                BlockShape { threads, runs },
-                "{rows} x {columns} over {slots}"
-            );
+            for format in Format::ALL {
+                assert_eq!(
+                    ROOM.shape(format, rows, columns, slots),
+                    BlockShape { threads, runs },
+                    "{format}: {rows} x {columns} over {slots}"
+                );
+            }
+        }
+        for (rows, columns, slots) in [(65536, 4096, 256), (131072, 2048, 1024)] {
+            let threads =
+                Format::ALL.map(|format| ROOM.shape(format, rows, columns, slots).threads);
+            let expected = Format::ALL.map(|format| match format {
+                Format::Nvfp4 => 128,
+                _ => 256,
+            });
+            assert_eq!(threads, expected, "{rows} x {columns} over {slots}");
         }
     }
 
@@ -157,9 +185,12 @@ mod tests {
             for rows in sizes {
                 for slots in sizes {
                     for columns in [8, 512, 520, 4096, (1 << 30) - 8] {
-                        let BlockShape { threads, runs } = room.shape(rows, columns, slots);
-                        let asked = room.checked(Some(threads), Some(runs)).unwrap();
-                        assert_eq!(asked, Some(BlockShape { threads, runs }));
+                        for format in Format::ALL {
+                            let shape = room.shape(format, rows, columns, slots);
+                            let BlockShape { threads, runs } = shape;
+                            let asked = room.checked(Some(threads), Some(runs)).unwrap();
+                            assert_eq!(asked, Some(shape));
+                        }
                     }
                 }
             }
