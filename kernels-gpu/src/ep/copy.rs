@@ -1,6 +1,6 @@
 //! The copy role: messages become rows.
 //!
-//! The rows of all experts, in order, are dealt out to all warps of all copy blocks in runs of equal length.
+//! A row is a message in its place in the output. The rows of all experts, in order, are dealt out to all warps of all copy blocks in runs of equal length.
 //! So each warp has the same work however the tokens are spread over experts and ranks, and no warp asks
 //! another for more. Where a run begins, a search in `row_ends` finds the expert and the source rank at once;
 //! from there on, rows and slots are consecutive until the pair ends.
@@ -73,6 +73,7 @@ impl Copier<'_> {
         let warps = thread::grid_dim_x() * (thread::block_dim_x() / WARP);
         let warp =
             thread::block_idx_x() * (thread::block_dim_x() / WARP) + thread::thread_idx_x() / WARP;
+        // Rows are counted here as the pairs have them, without the shared expert's and without padding.
         let row_ends = self.counters.row_ends();
         let total = row_ends.load(self.shape.pairs() as usize - 1);
         let run = total.div_ceil(warps.max(1));
@@ -116,8 +117,8 @@ impl Copier<'_> {
     /// As for [`copy_rows`](Self::copy_rows), and the slot holds a message.
     #[inline(always)]
     pub(super) unsafe fn message(self, pair: u32, slot: u32) -> ReceivedMessage {
-        let cell = pair as usize * self.shape.capacity as usize;
-        let offset = (cell + slot as usize) * self.layout.words();
+        let first = pair as usize * self.shape.capacity as usize;
+        let offset = (first + slot as usize) * self.layout.words();
         // SAFETY: the caller's obligation.
         unsafe { ReceivedMessage::new(self.own.messages.add(offset), self.layout) }
     }
