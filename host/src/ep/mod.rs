@@ -106,6 +106,7 @@ pub use combine::{
     CombineFormat, CombineOutput, CombineTarget, ExpertOutputs, PendingCombine, Refused,
     ReturnCounters, RouterWeights, RowElement,
 };
+pub(crate) use combine::{DispatchRecord, ReturnRecord};
 pub use config::{EpConfig, EpConfigBuilder, SlotOrder};
 pub use error::{Awaited, EpConfigError, EpError};
 pub use format::TokenFormat;

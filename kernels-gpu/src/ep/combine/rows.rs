@@ -110,15 +110,15 @@ impl RowSender<'_> {
         thread::sync_threads();
     }
 
-    /// The rows of routed experts: those of the shared expert are at home.
+    /// The rows of routed experts, from the first pair's to the last pair's: those of the shared expert are at home.
     #[inline(always)]
     unsafe fn routed_rows(self) -> (u32, u32) {
-        let groups = self.shape.groups() as usize;
         // SAFETY: by the contract of `send_rows`.
-        let offsets =
-            unsafe { IndirectView::<u32>::new(self.combining.rank.output.row_offsets, groups + 1) };
-        let end = offsets.load(groups).min(self.combining.max_rows);
-        let first = offsets.load(self.shape.first_routed_group() as usize);
+        let pairs = unsafe { self.combining.pairs(self.shape) };
+        let [first_end, rows] = pairs.load(0).to_array();
+        let [end, _] = pairs.load(pairs.len() - 1).to_array();
+        let end = end.saturating_sub(PAIR_BIAS).min(self.combining.max_rows);
+        let first = first_end.saturating_sub(PAIR_BIAS).saturating_sub(rows);
         (first.min(end), end)
     }
 
