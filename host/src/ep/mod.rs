@@ -29,6 +29,7 @@
 
 mod batch;
 mod config;
+mod dequantize;
 mod error;
 mod format;
 mod group;
@@ -42,6 +43,7 @@ mod state;
 
 pub use batch::Batch;
 pub use config::{EpConfig, EpConfigBuilder, SlotOrder};
+pub use dequantize::DequantizeError;
 pub use error::{Awaited, EpConfigError, EpError};
 pub use format::TokenFormat;
 pub use group::EpGroup;
