@@ -1,9 +1,10 @@
 //! All ranks of a process.
 
 use super::batch::Batch;
+use super::combine::CombineMemory;
 use super::config::EpConfig;
 use super::error::EpError;
-use super::launch::{LaunchShape, Launches};
+use super::launch::{DISPATCH, LaunchShape, Launches};
 use super::rank::EpRank;
 use super::received::{GroupDispatched, Received};
 use super::state::{GroupState, argument_bytes};
@@ -78,8 +79,13 @@ impl EpGroup {
     ) -> Result<Self, EpError> {
         let shared = shared_bytes(&config.message_layout());
         let ranks = config.ranks();
-        let launches = Launches::new(device, config.format(), ranks, shared, launch)?;
-        let state = Arc::new(GroupState::new(device, config, launches)?);
+        let (format, name) = (config.format(), config.format().name());
+        let launches = Launches::new(device, DISPATCH, format, name, ranks, shared, launch)?;
+        let combine = config
+            .combine()
+            .map(|format| CombineMemory::new(device, &config, format, launch))
+            .transpose()?;
+        let state = Arc::new(GroupState::new(device, config, launches, combine)?);
         let ranks = (0..ranks)
             .map(|number| EpRank::allocate(&state, number))
             .collect::<Result<Vec<_>, _>>()?;
@@ -159,9 +165,11 @@ impl EpGroup {
         let fused = state.launches.fused.map_err(|limit| limit.error(ranks))?;
         // Everything is checked for all ranks before the first word is queued for one.
         let mut arguments = Vec::with_capacity(ranks);
+        let mut identities = Vec::with_capacity(ranks);
         for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
             let batch = batch.bind(&state.device, &state.config, number)?;
             let output = output.bind(&state.device, &state.config, number)?;
+            identities.push(batch.identity());
             let rank = batch.apply(self.ranks[number].arguments());
             arguments.push(Rank { output, ..rank });
         }
@@ -184,7 +192,12 @@ impl EpGroup {
             unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }
         })?;
         drop(progress);
-        Ok(GroupDispatched { received, round })
+        Ok(GroupDispatched {
+            received,
+            state: Arc::clone(state),
+            round,
+            batches: identities,
+        })
     }
 
     /// Waits for the device, and says whether a rank gave up waiting for another.

@@ -28,6 +28,7 @@
 //! No wait is without end: see [`EpConfigBuilder::deadline`] and [`EpGroup::check`].
 
 mod batch;
+mod combine;
 mod config;
 mod dequantize;
 mod error;
@@ -42,6 +43,10 @@ mod received;
 mod state;
 
 pub use batch::Batch;
+pub use combine::{
+    CombineFormat, CombineOutput, CombineTarget, ExpertOutputs, PendingCombine, Refused,
+    ReturnCounters, RouterWeights, RowElement,
+};
 pub use config::{EpConfig, EpConfigBuilder, SlotOrder};
 pub use dequantize::DequantizeError;
 pub use error::{Awaited, EpConfigError, EpError};

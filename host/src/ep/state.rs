@@ -1,7 +1,9 @@
 //! What the ranks of a group share.
 
+use super::combine::CombineMemory;
 use super::config::EpConfig;
 use super::error::{Awaited, EpError};
+use super::format::TokenFormat;
 use super::launch::Launches;
 use super::progress::Progress;
 use crate::buffer::DeviceBuffer;
@@ -19,7 +21,8 @@ pub(super) struct GroupState {
     pub(super) device: Device,
     pub(super) config: Arc<EpConfig>,
     pub(super) shape: Shape,
-    pub(super) launches: Launches,
+    pub(super) launches: Launches<TokenFormat, Rank>,
+    combine: Option<CombineMemory>,
     progress: Mutex<Progress>,
     /// `[ranks, 2]`: a [`Peer`] for each.
     addresses: DeviceBuffer<u64>,
@@ -34,7 +37,8 @@ impl GroupState {
     pub(super) fn new(
         device: &Device,
         config: EpConfig,
-        launches: Launches,
+        launches: Launches<TokenFormat, Rank>,
+        combine: Option<CombineMemory>,
     ) -> Result<Self, EpError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let ranks = config.ranks();
@@ -43,6 +47,7 @@ impl GroupState {
             device: device.clone(),
             shape: config.shape(),
             launches,
+            combine,
             progress: Mutex::new(Progress::new(ranks)),
             addresses: device.alloc(2 * ranks)?,
             failures: device.alloc_filled(Failure::WORDS * ranks, 0)?,
@@ -79,6 +84,12 @@ impl GroupState {
         first.wrapping_add(rank * Failure::WORDS)
     }
 
+    /// What combines, of a group that did not fail.
+    pub(super) fn combine_memory(&self) -> Result<&CombineMemory, EpError> {
+        self.check_usable()?;
+        self.combine.as_ref().ok_or(EpError::CombineNotConfigured)
+    }
+
     /// Refuses a group that failed.
     pub(super) fn check_usable(&self) -> Result<(), EpError> {
         let reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,14 +112,14 @@ impl GroupState {
         let Some((waiting, record)) = failed else {
             return Ok(());
         };
-        let awaited = if record[0] == wait::Awaited::Count as u32 {
-            Awaited::Count {
-                rank: record[1] as usize,
-                expert: record[2] as usize,
-                word: record[3] as usize,
+        let [rank, expert, word] = [record[1], record[2], record[3]].map(|word| word as usize);
+        let awaited = match record[0] {
+            what if what == wait::Awaited::Count as u32 => Awaited::Count { rank, expert, word },
+            what if what == wait::Awaited::Returned as u32 => {
+                Awaited::Returned { rank, expert, word }
             }
-        } else {
-            Awaited::Offsets
+            what if what == wait::Awaited::Returns as u32 => Awaited::Returns,
+            _ => Awaited::Offsets,
         };
         let error = EpError::Deadline { waiting, awaited };
         let mut reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);

@@ -22,6 +22,10 @@ pub enum Awaited {
     Count = 1,
     /// The offsets, from the block that computes them.
     Offsets = 2,
+    /// In a combine: the number of rows from one rank's expert.
+    Returned = 3,
+    /// In a combine: the block that waits for those numbers.
+    Returns = 4,
 }
 
 /// The record of a wait that was given up, [`Self::WORDS`] words. All zero: there was none.
@@ -92,8 +96,8 @@ impl Waiter {
         // Who waits for the offsets waits, through them, for the counts. The one who waits for a count
         // knows more of what is wrong, and shall be the first to give up.
         let patience = match self.what {
-            Awaited::Count => shape.deadline_ns,
-            Awaited::Offsets => shape.deadline_ns * 2,
+            Awaited::Count | Awaited::Returned => shape.deadline_ns,
+            Awaited::Offsets | Awaited::Returns => shape.deadline_ns * 2,
         };
         // When the clock was first looked at. Most waits are over before that, and it is slow to read.
         let mut start = None;
