@@ -45,7 +45,9 @@ pub enum DequantizeError {
     },
 
     /// Scales in the slots of a matrix instruction are for that instruction alone.
-    #[error("scales in slots of {slot_rows} rows are for matrix instructions; there is no way back")]
+    #[error(
+        "scales in slots of {slot_rows} rows are for matrix instructions; there is no way back"
+    )]
     Preshuffled {
         /// Rows of a slot.
         slot_rows: usize,

@@ -25,11 +25,7 @@ impl Router {
     /// # Errors
     ///
     /// More logits than a kernel can count; a device that cannot allocate.
-    pub fn new(
-        device: &Device,
-        weights: &MoeWeights,
-        max_tokens: usize,
-    ) -> Result<Self, MoeError> {
+    pub fn new(device: &Device, weights: &MoeWeights, max_tokens: usize) -> Result<Self, MoeError> {
         let shape = weights.shape();
         let logits = max_tokens.saturating_mul(shape.experts);
         to_u32("the number of logits", logits)?;

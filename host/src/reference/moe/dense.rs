@@ -50,10 +50,7 @@ pub fn route(weights: &MoeWeights, tokens: &[f32]) -> Routed {
         let weights: Vec<f64> = exponentials.iter().map(|value| value / sum).collect();
         (ids, weights, (16.0 + spread) * F32)
     };
-    let chosen: Vec<_> = tokens
-        .par_chunks(shape.hidden_size)
-        .map(choose)
-        .collect();
+    let chosen: Vec<_> = tokens.par_chunks(shape.hidden_size).map(choose).collect();
     Routed {
         ids: chosen.iter().flat_map(|(ids, ..)| ids).copied().collect(),
         weights: chosen.iter().flat_map(|(_, it, _)| it).copied().collect(),

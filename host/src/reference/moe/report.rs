@@ -58,7 +58,9 @@ pub enum LayerError {
     },
 
     /// The error as a whole is beyond what the format may cost.
-    #[error("the relative error is {error:.2e}; {expected:.2e} were expected, and the budget is {budget:.2e}")]
+    #[error(
+        "the relative error is {error:.2e}; {expected:.2e} were expected, and the budget is {budget:.2e}"
+    )]
     Budget {
         /// The error.
         error: f64,
@@ -115,7 +117,10 @@ impl LayerReport {
             .collect();
         let Dense { outputs: ideal, .. } = dense(weights, &original, &routed);
         let Dense { outputs: noisy, .. } = dense(weights, &noisy, &routed);
-        let Dense { outputs: on_wire, bounds } = dense(weights, &passed.values, &routed);
+        let Dense {
+            outputs: on_wire,
+            bounds,
+        } = dense(weights, &passed.values, &routed);
 
         let found: Vec<f32> = outputs.iter().map(|&bits| bf16_widen(bits)).collect();
         let used = |index: usize| {

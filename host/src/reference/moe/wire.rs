@@ -99,7 +99,14 @@ impl WireFormat {
         let mut payload = vec![0; payload_bytes(self.format, token.len())];
         let mut scales = vec![0; blocks * scale_bytes];
         let (rounding, factor) = (self.scale_rounding, self.global_factor);
-        quantize_token(self.format, rounding, factor, token, &mut payload, &mut scales);
+        quantize_token(
+            self.format,
+            rounding,
+            factor,
+            token,
+            &mut payload,
+            &mut scales,
+        );
         let element = |index: usize, bits: u16| {
             let original = bf16_widen(bits);
             let (code, grid) = match self.format {
@@ -116,7 +123,9 @@ impl WireFormat {
             (code * scale, half_step)
         };
         let elements = token.iter().enumerate();
-        elements.map(|(index, &bits)| element(index, bits)).collect()
+        elements
+            .map(|(index, &bits)| element(index, bits))
+            .collect()
     }
 }
 
