@@ -1,10 +1,11 @@
 //! The experts: a SwiGLU MLP, `(silu(x Wg) * (x Wu)) Wd`, each row with the matrices of its expert.
 
+use super::exp::exp;
 use super::{OUTPUTS, thread_number};
 use crate::expert_search::group_of_row;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut};
-use cuda_std::{GpuFloat, cvt, math};
+use cuda_std::{cvt, math};
 
 /// Rows by group, as dispatch lays them out.
 #[derive(Clone, Copy)]
@@ -86,7 +87,7 @@ fn project(
 /// `x * sigmoid(x)`.
 #[inline(always)]
 fn silu(x: f32) -> f32 {
-    x / (1.0 + GpuFloat::exp(-x))
+    x / (1.0 + exp(-x))
 }
 
 /// `activated[row, i] = silu(sum over h of rows[row, h] * gate[e, h, i]) * (sum over h of rows[row, h] * up[e, h, i])`,

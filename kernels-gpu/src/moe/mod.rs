@@ -20,6 +20,7 @@
 //! Matrices are `[in, out]`, those of expert `e` at `e * in * out`: neighbouring threads, which make neighbouring
 //! outputs, then read neighbouring weights.
 
+mod exp;
 mod experts;
 mod router;
 

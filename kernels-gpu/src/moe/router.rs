@@ -1,8 +1,8 @@
 //! The router: from a token to the experts with the largest logits.
 
+use super::exp::exp;
 use super::thread_number;
 use crate::formats::{Bf16, InputFormat};
-use cuda_std::GpuFloat;
 use cuda_std::math;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut};
@@ -122,7 +122,7 @@ pub unsafe fn moe_router_topk(
         if k == 0 {
             largest = chosen.0;
         }
-        let weight = GpuFloat::exp(chosen.0 - largest);
+        let weight = exp(chosen.0 - largest);
         sum += weight;
         ids.store(token * top_k + k, chosen.1 as i32);
         weights.store(token * top_k + k, weight);

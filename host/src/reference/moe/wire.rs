@@ -70,6 +70,19 @@ impl WireFormat {
         }
     }
 
+    /// The format as models use it for `tokens`, bfloat16 bit patterns: NVFP4 with the factor that takes the largest
+    /// magnitude to the largest code under the largest scale, 448 * 6.
+    pub fn for_tokens(format: TokenFormat, tokens: &[u16]) -> Self {
+        let magnitudes = tokens.iter().map(|&bits| bf16_widen(bits).abs());
+        let amax = magnitudes.filter(|it| it.is_finite()).fold(0.0, f32::max);
+        let factor = Grid::E4M3.largest * Grid::E2M1.largest / amax;
+        let usable = format == TokenFormat::Nvfp4 && factor.is_finite();
+        Self {
+            global_factor: if usable { factor } else { 1.0 },
+            ..Self::new(format)
+        }
+    }
+
     /// What a scale in bytes is worth to an element.
     fn scale(&self, bytes: &[u8]) -> f32 {
         match (self.format, bytes) {
