@@ -4,7 +4,7 @@
 //! `cargo run --package tokenyard --example moe_layer`
 
 use half::bf16;
-use half::slice::HalfBitsSliceExt;
+use half::slice::HalfFloatSliceExt;
 use safetensors::SafeTensors;
 use std::error::Error;
 use std::time::Instant;

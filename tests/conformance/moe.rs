@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use half::bf16;
-use half::slice::HalfBitsSliceExt;
+use half::slice::HalfFloatSliceExt;
 use tokenyard::ep::{Batch, DequantizeError, EpConfig, EpConfigError, EpGroup, TokenFormat};
 use tokenyard::moe::{ExpertMlp, MoeError, MoeLayer, MoeLayerConfig, MoeShape, MoeWeights, Router};
 use tokenyard::reference::moe::{LayerError, LayerReport, WireFormat, route};

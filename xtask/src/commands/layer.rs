@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use comfy_table::Table;
 use half::bf16;
-use half::slice::HalfBitsSliceExt;
+use half::slice::HalfFloatSliceExt;
 use serde::Serialize;
 use tokenyard::Device;
 use tokenyard::ep::TokenFormat;

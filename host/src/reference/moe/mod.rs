@@ -18,7 +18,7 @@
 //!   No element of a device's result may be farther than its bound from the dense computation on *the tokens that the
 //!   experts get*: the dequantized ones ([`WireTokens`]). This finds a wrong expert, weight or row whatever the format.
 //! * **Quantization.** Rounding an element to a grid of step d is taken as noise, uniform in ±d/2, of its own for every
-//!   element. The dense computation on the tokens plus such noise says what that does to the results; its RMS
+//!   element but the largest of a block, whose error is known with the scale ([`WireTokens::noisy`]). The dense computation on the tokens plus such noise says what that does to the results; its RMS
 //!   difference from the dense computation on the tokens as they are is the *expected* error. The *budget* is
 //!   [`MARGIN`] times that, plus the RMS of the rounding bounds. A device's RMS error, against the tokens as they are,
 //!   must be within the budget. For BF16 there is no noise, so the budget is the rounding alone.

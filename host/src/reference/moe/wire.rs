@@ -17,14 +17,35 @@ pub struct WireFormat {
     pub global_factor: f32,
 }
 
-/// Tokens after quantization, `[T, H]`.
+/// Tokens after quantization, `[T, H]`, and what is known of it without having done it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireTokens {
     /// What the elements are worth.
     pub values: Vec<f32>,
-    /// Half the distance of the codes around each element; where an element is beyond the largest code, what was cut
-    /// off. 0 for BF16.
+    /// Around what they are expected: the elements as they were, and for the largest of a block, from which the scale
+    /// was made, what it has become.
+    pub centers: Vec<f32>,
+    /// How far from there: half the distance of the codes around the element; where an element is beyond the largest
+    /// code, what was cut off. 0 for the largest of a block, and for BF16.
     pub half_steps: Vec<f32>,
+}
+
+/// One element of [`WireTokens`].
+struct WireElement {
+    value: f32,
+    center: f32,
+    half_step: f32,
+}
+
+impl WireTokens {
+    /// Tokens with noise in place of quantization, uniform within half a step.
+    pub fn noisy(&self, seed: u64) -> Vec<f32> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let elements = self.centers.iter().zip(&self.half_steps);
+        elements
+            .map(|(center, half_step)| center + (2.0 * random.f32() - 1.0) * half_step)
+            .collect()
+    }
 }
 
 /// An element type, as far as its grid goes.
@@ -103,11 +124,14 @@ impl WireFormat {
             .par_chunks(hidden_size)
             .flat_map_iter(|token| self.pass_one(token))
             .collect();
-        let (values, half_steps) = passed.into_iter().unzip();
-        WireTokens { values, half_steps }
+        WireTokens {
+            values: passed.iter().map(|it| it.value).collect(),
+            centers: passed.iter().map(|it| it.center).collect(),
+            half_steps: passed.iter().map(|it| it.half_step).collect(),
+        }
     }
 
-    fn pass_one(&self, token: &[u16]) -> Vec<(f32, f32)> {
+    fn pass_one(&self, token: &[u16]) -> Vec<WireElement> {
         let (blocks, scale_bytes) = scale_columns(self.format, token.len());
         let mut payload = vec![0; payload_bytes(self.format, token.len())];
         let mut scales = vec![0; blocks * scale_bytes];
@@ -120,25 +144,50 @@ impl WireFormat {
             &mut payload,
             &mut scales,
         );
-        let element = |index: usize, bits: u16| {
-            let original = bf16_widen(bits);
-            let (code, grid) = match self.format {
-                TokenFormat::Bf16 => return (original, 0.0),
-                TokenFormat::Mxfp4 | TokenFormat::Nvfp4 => {
-                    let code = payload[index / 2] >> (4 * (index % 2)) & 0xF;
-                    (e2m1_decode(code), Grid::E2M1)
-                }
-                _ => (e4m3_decode(payload[index]), Grid::E4M3),
+        let token: Vec<f32> = token.iter().map(|&bits| bf16_widen(bits)).collect();
+        if blocks == 0 {
+            let unchanged = |&value: &f32| WireElement {
+                value,
+                center: value,
+                half_step: 0.0,
             };
-            let block = index / (token.len() / blocks);
+            return token.iter().map(unchanged).collect();
+        }
+        let block_size = token.len() / blocks;
+        let mut elements = Vec::with_capacity(token.len());
+        for (block, values) in token.chunks(block_size).enumerate() {
             let scale = self.scale(&scales[block * scale_bytes..][..scale_bytes]);
-            let half_step = grid.half_step(original.abs() / scale) * scale;
-            (code * scale, half_step)
-        };
-        let elements = token.iter().enumerate();
+            let amax = values.iter().fold(0.0, |max: f32, it| max.max(it.abs()));
+            for (index, &original) in values.iter().enumerate() {
+                let (code, grid) = self.element(&payload, block * block_size + index);
+                let value = code * scale;
+                elements.push(if original.abs() == amax {
+                    WireElement {
+                        value,
+                        center: value,
+                        half_step: 0.0,
+                    }
+                } else {
+                    WireElement {
+                        value,
+                        center: original,
+                        half_step: grid.half_step(original.abs() / scale) * scale,
+                    }
+                });
+            }
+        }
         elements
-            .map(|(index, &bits)| element(index, bits))
-            .collect()
+    }
+
+    /// What the code of an element is worth, without its scale, and the grid that it is of.
+    fn element(&self, payload: &[u8], index: usize) -> (f32, Grid) {
+        match self.format {
+            TokenFormat::Mxfp4 | TokenFormat::Nvfp4 => {
+                let code = payload[index / 2] >> (4 * (index % 2)) & 0xF;
+                (e2m1_decode(code), Grid::E2M1)
+            }
+            _ => (e4m3_decode(payload[index]), Grid::E4M3),
+        }
     }
 }
 
@@ -159,15 +208,15 @@ mod tests {
             let passed = wire.pass(&tokens, 256);
             let mut moved = 0;
             for (index, &bits) in tokens.iter().enumerate() {
-                let original = bf16_widen(bits);
-                let error = (passed.values[index] - original).abs();
+                let center = passed.centers[index];
+                let error = (passed.values[index] - center).abs();
                 let half_step = passed.half_steps[index];
                 // The element was multiplied by a rounded reciprocal.
                 assert!(
                     error <= half_step * 1.000_01,
-                    "{format} {index}: {original} moved by {error}, half a step is {half_step}"
+                    "{format} {index}: {center} moved by {error}, half a step is {half_step}"
                 );
-                moved += usize::from(error > 0.0);
+                moved += usize::from(passed.values[index] != bf16_widen(bits));
             }
             assert_eq!(moved > 0, format != TokenFormat::Bf16, "{format}");
         }
