@@ -20,6 +20,8 @@ pub(super) struct Progress {
     ranks: Vec<[Steps; 4]>,
     /// Which round the last two combines are of, by the parity of their number.
     combined: [u64; 2],
+    /// Ranks that the group goes on without: nobody waits for what they do.
+    masked: Vec<bool>,
     /// Calls that were recorded, until it is known whether there will be a graph of them.
     recorded: Vec<(Arc<Recording>, Call)>,
 }
@@ -81,6 +83,7 @@ impl Progress {
         Self {
             ranks: (0..ranks).map(|_| Default::default()).collect(),
             combined: [0; 2],
+            masked: vec![false; ranks],
             recorded: Vec::new(),
         }
     }
@@ -91,6 +94,20 @@ impl Progress {
 
     fn count(&self, rank: usize, half: Half) -> u64 {
         self.ranks[rank][half as usize].count
+    }
+
+    /// Goes on without a rank.
+    pub(super) fn mask(&mut self, rank: usize) {
+        self.masked[rank] = true;
+    }
+
+    /// The ranks that `rank` sends to.
+    fn receivers(&self, config: &EpConfig, rank: usize) -> Vec<usize> {
+        let ranks = match config.skip_a2a() {
+            true => rank..rank + 1,
+            false => 0..config.ranks(),
+        };
+        ranks.filter(|&rank| !self.masked[rank]).collect()
     }
 
     /// Takes back what was recorded for graphs that will never be.
@@ -113,7 +130,7 @@ impl Progress {
     /// The round that `rank` would send now, if those it sends to have received the one before.
     pub(super) fn next(&self, config: &EpConfig, rank: usize) -> Result<u64, EpError> {
         let round = self.count(rank, Half::Send);
-        let mut receivers = receivers(config, rank);
+        let mut receivers = self.receivers(config, rank).into_iter();
         match receivers.find(|&other| self.count(other, Half::Receive) < round) {
             None => Ok(round),
             Some(other) => Err(EpError::RoundOrder {
@@ -138,7 +155,8 @@ impl Progress {
         if let Some(round) = round.checked_sub(1) {
             let call = |rank, half| Call { rank, half, round };
             earlier.push(call(rank, Half::Send));
-            earlier.extend(receivers(config, rank).map(|other| call(other, Half::Receive)));
+            let receivers = self.receivers(config, rank).into_iter();
+            earlier.extend(receivers.map(|other| call(other, Half::Receive)));
         }
         let half = Half::Send;
         self.queue(stream, &earlier, &[Call { rank, half, round }], launch)
@@ -186,20 +204,18 @@ impl Progress {
         stream: &Stream,
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let ranks = 0..self.ranks.len();
-        let each = |halves: &'static [Half]| {
-            let ranks = ranks.clone();
-            ranks.flat_map(move |rank| halves.iter().map(move |&half| (rank, half)))
-        };
-        let earlier: Vec<_> = each(&Half::ALL)
-            .filter_map(|(rank, half)| self.last(rank, half))
-            .collect();
-        let mut calls = Vec::new();
-        for rank in ranks {
-            for half in halves {
-                let round = self.count(rank, half);
-                calls.push(Call { rank, half, round });
-            }
+        let (mut earlier, mut calls) = (Vec::new(), Vec::new());
+        for rank in 0..self.ranks.len() {
+            earlier.extend(
+                Half::ALL
+                    .into_iter()
+                    .filter_map(|half| self.last(rank, half)),
+            );
+            calls.extend(halves.map(|half| Call {
+                rank,
+                half,
+                round: self.count(rank, half),
+            }));
         }
         self.queue(stream, &earlier, &calls, launch)
     }
@@ -225,7 +241,7 @@ impl Progress {
         round: u64,
     ) -> Result<u64, EpError> {
         let number = self.count(rank, Half::Return);
-        let mut receivers = receivers(config, rank);
+        let mut receivers = self.receivers(config, rank).into_iter();
         if let Some(other) = receivers.find(|&other| self.count(other, Half::Reduce) < number) {
             return Err(EpError::CombineOrder {
                 rank,
@@ -234,10 +250,8 @@ impl Progress {
                 behind: self.count(other, Half::Reduce),
             });
         }
-        let ranks = 0..self.ranks.len();
-        let begun = ranks
-            .into_iter()
-            .any(|other| self.count(other, Half::Return) > number);
+        let mut others = (0..self.ranks.len()).filter(|&other| !self.masked[other]);
+        let begun = others.any(|other| self.count(other, Half::Return) > number);
         let expected = &mut self.combined[(number % 2) as usize];
         // In skip mode ranks know nothing of each other.
         match begun && !config.skip_a2a() && *expected != round {
@@ -268,7 +282,7 @@ impl Progress {
         let mut earlier = vec![call(rank, Half::Receive, round)];
         if let Some(number) = number.checked_sub(1) {
             earlier.push(call(rank, Half::Return, number));
-            let receivers = receivers(config, rank);
+            let receivers = self.receivers(config, rank).into_iter();
             earlier.extend(receivers.map(|other| call(other, Half::Reduce, number)));
         }
         let this = call(rank, Half::Return, number);
@@ -330,13 +344,5 @@ impl Progress {
             *self.steps(call).mark(call.round) = Some(mark.clone());
         }
         Ok(())
-    }
-}
-
-/// The ranks that `rank` sends to.
-fn receivers(config: &EpConfig, rank: usize) -> std::ops::Range<usize> {
-    match config.skip_a2a() {
-        true => rank..rank + 1,
-        false => 0..config.ranks(),
     }
 }

@@ -38,7 +38,7 @@ pub struct CounterState {
     pub row_ends: Vec<u32>,
     /// Sender blocks that are done. 0 between rounds.
     pub sent: u32,
-    /// Blocks that may still read the layout. 0 between rounds.
+    /// Blocks that may still read the layout; the highest bit, if one gave up waiting for it. 0 between rounds.
     pub ready: u32,
 }
 
@@ -144,6 +144,7 @@ impl EpRank {
         let state = Arc::clone(&self.state);
         state.check_usable()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.number)?;
         if state.config.fused_shared_expert() {
             return Err(EpError::SharedExpertNeedsFused);
         }
@@ -156,7 +157,7 @@ impl EpRank {
             let launches = &state.launches;
             // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
             // allocated for it. The receivers are done with the previous round, which `progress` sees to.
-            unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank) }
+            unsafe { (launches.entries.send)(stream, launches.send, state.shape(), rank) }
         })?;
         self.batch = Some(identity);
         Ok(self.pending_of(round))
@@ -168,7 +169,8 @@ impl EpRank {
     /// waits may occupy the whole device, and those it waits for would never start.
     ///
     /// When the stream has got there, `received` holds it; unless another rank did not send within the deadline,
-    /// which [`EpGroup::check`](super::EpGroup::check) tells.
+    /// which [`EpGroup::check`](super::EpGroup::check) tells. Row offsets and handle words are all 0 then, for
+    /// kernels behind this call that begin before anybody checks.
     ///
     /// # Errors
     ///
@@ -184,6 +186,7 @@ impl EpRank {
         let state = Arc::clone(&self.state);
         state.check_usable()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.number)?;
         if pending.group != state.id || pending.rank != self.number {
             return Err(EpError::ForeignHandle {
                 rank: self.number,
@@ -209,7 +212,7 @@ impl EpRank {
         progress.queue_receive(self.number, stream, || {
             let launches = &state.launches;
             // SAFETY: as in `dispatch_async`; the output was checked.
-            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank) }
+            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape(), rank) }
         })?;
         drop(progress);
         Ok(Dispatched {

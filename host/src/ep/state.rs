@@ -20,7 +20,9 @@ pub(super) struct GroupState {
     pub(super) id: u64,
     pub(super) device: Device,
     pub(super) config: Arc<EpConfig>,
-    pub(super) shape: Shape,
+    shape: Shape,
+    /// [`Shape::masked`].
+    masked: AtomicU64,
     pub(super) launches: Launches<TokenFormat, Rank>,
     combine: Option<CombineMemory>,
     progress: Mutex<Progress>,
@@ -46,6 +48,7 @@ impl GroupState {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device: device.clone(),
             shape: config.shape(),
+            masked: AtomicU64::new(0),
             launches,
             combine,
             progress: Mutex::new(Progress::new(ranks)),
@@ -82,6 +85,40 @@ impl GroupState {
     pub(super) fn failure(&self, rank: usize) -> *mut u32 {
         let first = self.failures.as_ptr().cast_mut();
         first.wrapping_add(rank * Failure::WORDS)
+    }
+
+    /// The shape, with the ranks that take no part by now.
+    pub(super) fn shape(&self) -> Shape {
+        Shape {
+            masked: self.masked(),
+            ..self.shape
+        }
+    }
+
+    /// Ranks that take no part, as bits.
+    pub(super) fn masked(&self) -> u64 {
+        self.masked.load(Ordering::Relaxed)
+    }
+
+    /// Goes on without rank `rank`.
+    pub(super) fn mask(&self, rank: usize) -> Result<(), EpError> {
+        let (ranks, limit) = (self.config.ranks(), Shape::MASKED_RANKS as usize);
+        if rank >= ranks || ranks > limit {
+            return Err(EpError::RankMask { rank, ranks, limit });
+        }
+        // Under the lock, so that no call that is being checked finds another mask later.
+        let mut progress = self.progress();
+        self.masked.fetch_or(1 << rank, Ordering::Relaxed);
+        progress.mask(rank);
+        Ok(())
+    }
+
+    /// Refuses a rank that takes no part.
+    pub(super) fn check_takes_part(&self, rank: usize) -> Result<(), EpError> {
+        match rank < Shape::MASKED_RANKS as usize && self.masked() >> rank & 1 != 0 {
+            true => Err(EpError::MaskedRank { rank }),
+            false => Ok(()),
+        }
     }
 
     /// What combines, of a group that did not fail.

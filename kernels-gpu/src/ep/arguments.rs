@@ -9,6 +9,7 @@
 //! | S | [`Shape::shared_rows`] | rows of the shared expert |
 
 use super::message::MAX_TOP_K;
+use super::wait::Published;
 use core::mem::offset_of;
 use core::simd::{u32x2, u32x4};
 use cuda_std::atomic::scoped::{Atomic, Device, Global};
@@ -60,6 +61,9 @@ pub struct Shape {
     pub allreduce_world: u32,
     /// How long a wait may take; 0 for ever.
     pub deadline_ns: u64,
+    /// Bit `r`: rank `r`, one of the first [`MASKED_RANKS`](Self::MASKED_RANKS), takes no part. Nobody sends to it or
+    /// waits for it, and its experts are nobody.
+    pub masked: u64,
 }
 
 impl Shape {
@@ -69,6 +73,15 @@ impl Shape {
     pub const SKIP_A2A: u32 = 2;
     /// Slots follow the order of the tokens, on every run.
     pub const DETERMINISTIC: u32 = 4;
+
+    /// Ranks that [`masked`](Self::masked) has bits for.
+    pub const MASKED_RANKS: u32 = 64;
+
+    /// Whether a rank takes no part.
+    #[inline(always)]
+    pub const fn is_masked(&self, rank: u32) -> bool {
+        self.masked >> (rank % Self::MASKED_RANKS) & 1 != 0
+    }
 
     /// Whether a flag is set.
     #[inline(always)]
@@ -131,7 +144,7 @@ impl Shape {
     /// # let shape = |world| Shape {
     /// #     hidden: 32, top_k: 1, experts: 8, local_experts: 1, ranks: 8, ranks_per_node: 8, capacity: 16,
     /// #     rules: 0, flags: Shape::SHARED_EXPERT | Shape::SKIP_A2A, slot_rows: 0, scale_stride: 0,
-    /// #     allreduce_world: world, deadline_ns: 0,
+    /// #     allreduce_world: world, deadline_ns: 0, masked: 0,
     /// # };
     /// assert_eq!([0, 1, 2, 3].map(|rank| shape(4).shared_rows(rank, 10)), [(0, 3), (3, 3), (6, 2), (8, 2)]);
     /// assert_eq!([1, 2, 3].map(|rank| shape(8).shared_rows(rank, 3)), [(1, 1), (2, 1), (3, 0)]);
@@ -314,10 +327,10 @@ impl Counters {
         self.atomic(Self::sent_word(self.pairs))
     }
 
-    /// Copy blocks that may still read the offsets of this round; 0 while there are none to read.
+    /// The offsets of this round: whether they are there, and how many blocks may still read them.
     #[inline(always)]
-    pub(super) fn ready(&self) -> Atomic<u32, Device, Global> {
-        self.atomic(Self::ready_word(self.pairs))
+    pub(super) fn ready(&self) -> Published {
+        Published::new(self.atomic(Self::ready_word(self.pairs)))
     }
 }
 
@@ -339,7 +352,7 @@ impl Shape {
             return None;
         }
         let (owner, expert) = quotient(id, self.local_experts);
-        if self.has(Self::SKIP_A2A) && owner != rank {
+        if self.has(Self::SKIP_A2A) && owner != rank || self.is_masked(owner) {
             return None;
         }
         Some(Destination {

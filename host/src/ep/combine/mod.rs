@@ -79,6 +79,7 @@ impl<'r> Dispatched<'r> {
         let state = Arc::clone(&self.state);
         let memory = state.combine_memory()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.rank)?;
         let combining = bind(&state, memory, self.rank, self.received, outputs)?;
         let mut progress = state.progress();
         let index = progress.next_combine(&state.config, self.rank, self.round)?;
@@ -86,7 +87,7 @@ impl<'r> Dispatched<'r> {
             let launches = &memory.launches;
             // SAFETY: everything has the sizes that the shape leads to: the outputs were checked, the rest was
             // allocated for it. The receivers are done with the previous combine, which `progress` sees to.
-            unsafe { (launches.entries.send)(stream, launches.send, state.shape, combining) }
+            unsafe { (launches.entries.send)(stream, launches.send, state.shape(), combining) }
         })?;
         Ok(index)
     }
@@ -131,6 +132,7 @@ impl PendingCombine<'_> {
         let state = Arc::clone(&self.state);
         let memory = state.combine_memory()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.rank)?;
         let combining = bind(&state, memory, self.rank, self.received, self.outputs)?;
         let combining = aim(&state, memory, combining, self.batch, batch, target)?;
         let mut progress = state.progress();
@@ -143,7 +145,9 @@ impl PendingCombine<'_> {
         progress.queue_reduce(self.rank, stream, || {
             let launches = &memory.launches;
             // SAFETY: as in `send_home`; batch and target were checked.
-            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, combining) }
+            unsafe {
+                (launches.entries.receive)(stream, launches.receive, state.shape(), combining)
+            }
         })?;
         Ok(())
     }
@@ -209,7 +213,7 @@ impl GroupDispatched<'_> {
             arguments.push(combining);
         }
         let mut progress = state.progress();
-        for rank in 0..ranks {
+        for rank in (0..ranks).filter(|&rank| state.check_takes_part(rank).is_ok()) {
             progress.next_combine(&state.config, rank, self.round)?;
         }
         let slots = memory.argument_slots();
@@ -222,7 +226,7 @@ impl GroupDispatched<'_> {
                 unsafe { stream.launch(one, ep_bind_combine::Args { combining, slot })? };
             }
             // SAFETY: as for the split operations.
-            unsafe { (memory.launches.entries.fused)(stream, fused, state.shape, slots) }
+            unsafe { (memory.launches.entries.fused)(stream, fused, state.shape(), slots) }
         })?;
         Ok(())
     }

@@ -82,6 +82,9 @@ pub trait CombineFormat {
     /// The format that rows are quantized to, if they are.
     const QUANTIZED: Option<QuantizedAs>;
 
+    /// Rows whose pieces a lane has under way at a time, 4 or 8: as many as registers hold.
+    const AHEAD: u32 = 8;
+
     /// 16-byte words of a row on its way.
     fn row_words(hidden: u32) -> u32;
 
@@ -134,6 +137,7 @@ macro_rules! plain_formats {
             type Element = formats::$name;
             type Piece = <formats::$name as InputFormat>::Chunk;
             const QUANTIZED: Option<QuantizedAs> = None;
+            const AHEAD: u32 = 8 / formats::$name::VECTORS as u32;
 
             #[inline(always)]
             fn row_words(hidden: u32) -> u32 {

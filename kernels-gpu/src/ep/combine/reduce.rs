@@ -5,8 +5,8 @@
 //! and the sum rounded again. Positions without an expert (see [`send`](super::super::send)) add nothing, so a token
 //! without any is 0, and nobody need clear the rows of a round before.
 //!
-//! The work is dealt out in units of a token's 32 chunks: a lane has eight elements, and the loads of eight experts'
-//! rows under way at a time.
+//! The work is dealt out in units of a token's 32 chunks: a lane has eight elements, and the loads of
+//! [`AHEAD`](CombineFormat::AHEAD) experts' rows under way at a time.
 
 use super::super::arguments::Shape;
 use super::super::faults::Fault;
@@ -177,14 +177,19 @@ impl Reducer<'_> {
             // SAFETY: by the contract of `reduce_tokens`.
             let at = |n| unsafe { self.returned::<F>(token, first + n, chunk, exists) };
             let (a, b, c, d) = (at(0), at(1), at(2), at(3));
-            let (e, f, g, h) = (at(4), at(5), at(6), at(7));
+            let (e, f, g, h) = match F::AHEAD {
+                8 => (at(4), at(5), at(6), at(7)),
+                _ => (None, None, None, None),
+            };
             let add = |sums, piece, n| self.add::<F>(sums, piece, token, first + n);
             sums = match self.shape.plants(Fault::LastExpertFirst) {
                 false => add(add(add(add(sums, a, 0), b, 1), c, 2), d, 3),
                 true => add(add(add(add(sums, d, 3), c, 2), b, 1), a, 0),
             };
-            sums = add(add(add(add(sums, e, 4), f, 5), g, 6), h, 7);
-            first += 8;
+            if F::AHEAD == 8 {
+                sums = add(add(add(add(sums, e, 4), f, 5), g, 6), h, 7);
+            }
+            first += F::AHEAD;
         }
         if !exists {
             return;
@@ -215,7 +220,10 @@ impl Reducer<'_> {
             // SAFETY: by the contract of `reduce_tokens`.
             let at = |n| unsafe { self.returned::<F>(token, first + n, chunk, exists) };
             let (a, b, c, d) = (at(0), at(1), at(2), at(3));
-            let (e, f, g, h) = (at(4), at(5), at(6), at(7));
+            let (e, f, g, h) = match F::AHEAD {
+                8 => (at(4), at(5), at(6), at(7)),
+                _ => (None, None, None, None),
+            };
             let put = |piece: Option<F::Piece>, n: u32| {
                 if let Some(piece) = piece {
                     let row = token.number as usize * self.shape.top_k as usize;
@@ -235,7 +243,7 @@ impl Reducer<'_> {
             put(f, 5);
             put(g, 6);
             put(h, 7);
-            first += 8;
+            first += F::AHEAD;
         }
     }
 
