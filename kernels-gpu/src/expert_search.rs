@@ -72,7 +72,7 @@ impl Groups {
     /// The slot that owns `row`: the last one whose first row is at or before it.
     #[inline(always)]
     pub fn slot_of_row(self, row: u32) -> u32 {
-        self.last_slot(|slot| self.row_offsets.load(slot as usize) <= row)
+        group_of_row(self.row_offsets, self.slots, row)
     }
 
     /// The last slot that begins at or before row tile `tile`, or the first one, found by the lanes of a warp
@@ -96,20 +96,21 @@ impl Groups {
         }
         Some(candidates.last(begins_early_enough))
     }
+}
 
-    /// The last slot that begins early enough, or the first one: a bisection, as slots begin in order.
-    #[inline(always)]
-    fn last_slot(self, begins_early_enough: impl Fn(u32) -> bool) -> u32 {
-        let mut slot = 0;
-        let mut past = self.slots;
-        while slot + 1 < past {
-            let middle = slot + (past - slot) / 2;
-            if begins_early_enough(middle) {
-                slot = middle;
-            } else {
-                past = middle;
-            }
+/// The last of `groups` groups whose first row is at or before `row`, or the first group: a bisection, as groups
+/// begin in order. `row_offsets` holds at least `groups` values, and `groups` is at least 1.
+#[inline(always)]
+pub fn group_of_row(row_offsets: GlobalView<u32>, groups: u32, row: u32) -> u32 {
+    let mut group = 0;
+    let mut past = groups;
+    while group + 1 < past {
+        let middle = group + (past - group) / 2;
+        if row_offsets.load(middle as usize) <= row {
+            group = middle;
+        } else {
+            past = middle;
         }
-        slot
     }
+    group
 }

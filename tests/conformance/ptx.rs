@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_builder::ptx::{Function, Instruction, Module, Variable};
 use cuda_std::launch::{KernelArgs, KernelInfo};
 use kernels_gpu::{
-    baseline, dequantize, ep, for_each_ep_format, for_each_quantize_entry, quantize, route,
+    baseline, dequantize, ep, for_each_ep_format, for_each_quantize_entry, moe, quantize, route,
 };
 use tokenyard::Device;
 use tokenyard_tests::Suite;
@@ -76,11 +76,19 @@ fn entries() -> Vec<Entry> {
         dequantize::dequantize_nvfp4::Args::KERNEL,
         dequantize::dequantize_mxfp4::Args::KERNEL,
         dequantize::dequantize_mxfp8::Args::KERNEL,
+        dequantize::rows::dequantize_rows_bf16::Args::KERNEL,
+        dequantize::rows::dequantize_rows_fp8::Args::KERNEL,
+        dequantize::rows::dequantize_rows_mxfp4::Args::KERNEL,
+        dequantize::rows::dequantize_rows_mxfp8::Args::KERNEL,
         baseline::baseline_copy::Args::KERNEL,
         baseline::baseline_empty::Args::KERNEL,
         route::route_count::Args::KERNEL,
         route::route_offsets::Args::KERNEL,
         route::route_place::Args::KERNEL,
+        moe::moe_router_logits::Args::KERNEL,
+        moe::moe_router_topk::Args::KERNEL,
+        moe::moe_gate_up::Args::KERNEL,
+        moe::moe_down::Args::KERNEL,
     ];
     let others = others.into_iter().chain(twins());
     let others = others.map(|kernel| Entry { kernel, words: 0 });
