@@ -1,5 +1,6 @@
-//! Expert-parallel dispatch: every byte of every rank, against the reference.
+//! Expert-parallel dispatch and combine: every byte of every rank, against the reference.
 
+mod combine;
 mod errors;
 mod examples;
 mod faults;
@@ -25,6 +26,7 @@ pub fn register(suite: &mut Suite) {
         faults::register,
         ordering::register,
         properties::register,
+        combine::register,
     ] {
         register(suite);
     }
