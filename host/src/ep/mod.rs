@@ -90,6 +90,7 @@
 mod batch;
 mod combine;
 mod config;
+mod dequantize;
 mod error;
 mod format;
 mod group;
@@ -108,6 +109,7 @@ pub use combine::{
 };
 pub(crate) use combine::{DispatchRecord, ReturnRecord};
 pub use config::{EpConfig, EpConfigBuilder, SlotOrder};
+pub use dequantize::DequantizeError;
 pub use error::{Awaited, EpConfigError, EpError};
 pub use format::TokenFormat;
 pub use group::EpGroup;

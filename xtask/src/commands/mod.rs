@@ -7,6 +7,7 @@ mod dispatch;
 mod doctor;
 mod exchange;
 mod gpu_bundle;
+mod layer;
 mod ptx;
 mod quantize;
 mod run;

@@ -10,13 +10,13 @@
 use super::super::arguments::{PAIR_BIAS, Shape};
 use super::super::faults::Fault;
 use super::super::format::StagedMessage;
-use super::super::search::first_above;
 use super::super::workers::Workers;
 use super::arguments::Combining;
 use super::format::{CombineFormat, QuantizedAs};
 use super::shared_memory::RowMemory;
 use crate::WARP;
 use crate::formats::{self, CHUNK, InputFormat};
+use crate::search::Candidates;
 use core::simd::{u32x2, u32x4};
 use cuda_std::thread;
 use cuda_std::view::{IndirectView, IndirectViewMut};
@@ -45,10 +45,12 @@ impl Walk {
     /// Begins at `row`. Called by whole warps.
     #[inline(always)]
     fn begin(pairs: IndirectViewMut<u32x2>, row: u32) -> Self {
-        let pair = first_above(pairs.len(), |pair| pairs.load(pair)[0], row + PAIR_BIAS);
+        let ends_before = |pair: u32| pairs.load(pair as usize)[0] <= row + PAIR_BIAS;
+        let pair = Candidates::below(pairs.len() as u32)
+            .last(|pair| pair.checked_sub(1).is_none_or(ends_before));
         let mut walk = Self {
             pairs,
-            pair,
+            pair: pair as usize,
             first: 0,
             end: 0,
         };
