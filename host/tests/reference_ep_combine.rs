@@ -265,7 +265,10 @@ fn sums_are_rounded_to_the_element_type() {
     }
     // A quarter of the last place of FP16: only FP32 has it.
     let answer = |_: usize, group: usize, _: usize, _: [i32; 2]| [1.0, 2f32.powi(-12)][group];
-    for (element, expected) in [(RowElement::F16, 1.0), (RowElement::F32, 1.0 + 2f32.powi(-12))] {
+    for (element, expected) in [
+        (RowElement::F16, 1.0),
+        (RowElement::F32, 1.0 + 2f32.powi(-12)),
+    ] {
         world.element = element;
         assert_eq!(world.combine(0, weights(&[1.0, 1.0]), answer), [expected]);
     }
@@ -300,7 +303,11 @@ fn rows_that_travel_quantized() {
 fn quantized_rows_lose_no_more_than_their_formats_say() {
     let random = &mut fastrand::Rng::with_seed(1);
     for format in [CombineFormat::Mxfp8, CombineFormat::Nvfp4] {
-        let block = if format == CombineFormat::Mxfp8 { 32 } else { 16 };
+        let block = if format == CombineFormat::Mxfp8 {
+            32
+        } else {
+            16
+        };
         for _ in 0..2000 {
             let row: Vec<u16> = (0..2)
                 .flat_map(|_| {
@@ -319,7 +326,10 @@ fn quantized_rows_lose_no_more_than_their_formats_say() {
                         CombineFormat::Mxfp8 => (given.abs() / 16.0).max(largest / 131072.0),
                         _ => 0.18 * largest,
                     };
-                    assert!((found - given).abs() <= bound, "{format}: {given} as {found}");
+                    assert!(
+                        (found - given).abs() <= bound,
+                        "{format}: {given} as {found}"
+                    );
                 }
             }
         }

@@ -4,7 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use half::bf16;
 use tokenyard::Device;
-use tokenyard::ep::{CombineOutput, CombineTarget, ExpertOutputs, RouterWeights, RowElement, TokenFormat};
+use tokenyard::ep::{
+    CombineOutput, CombineTarget, ExpertOutputs, RouterWeights, RowElement, TokenFormat,
+};
 use tokenyard::options::InputType;
 use tokenyard::reference::ep::{
     CombineInput, ExpectedRows, Order, Weights, combine, combine_unweighted, returned_row,
@@ -67,7 +69,8 @@ impl Returns {
         );
         let (inputs, element) = (case.inputs(), input_type(case)?);
         let hidden = setup.hidden_size;
-        let token = |rank: usize, token: usize| &case.ranks[rank].tokens[token * hidden..][..hidden];
+        let token =
+            |rank: usize, token: usize| &case.ranks[rank].tokens[token * hidden..][..hidden];
         let outputs = (0..setup.ranks).map(|rank| {
             let rows = ExpectedRows::new(setup, &inputs, rank)?;
             let mut outputs = vec![f32::NAN; case.config()?.output_rows() * hidden];
@@ -133,7 +136,11 @@ impl Returns {
         };
         let widened: Vec<_> = home.iter().map(Rows::widened).collect();
         let bits: Vec<_> = home.iter().map(Rows::bits).collect();
-        ensure!(found.len() == setup.ranks, "outputs of {} ranks", found.len());
+        ensure!(
+            found.len() == setup.ranks,
+            "outputs of {} ranks",
+            found.len()
+        );
         for (me, (own, found)) in inputs.iter().zip(found).enumerate() {
             ensure!(found.input_type() == row_type, "{}", found.input_type());
             match &self.weights {
@@ -190,7 +197,11 @@ fn came_home(case: &EpCase, outputs: &Rows, rows: &ExpectedRows) -> Result<Rows>
     };
     let mut home = values.clone();
     let routed = rows.shared_tokens.len()..rows.rows();
-    for row in home.chunks_exact_mut(hidden).take(routed.end).skip(routed.start) {
+    for row in home
+        .chunks_exact_mut(hidden)
+        .take(routed.end)
+        .skip(routed.start)
+    {
         if let Some(values) = returned_row(format, bytemuck::cast_slice(row)) {
             for (element, value) in row.iter_mut().zip(values) {
                 *element = bf16::from_f32(value);

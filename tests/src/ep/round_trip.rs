@@ -42,7 +42,13 @@ impl World {
         if mode == Mode::Fused {
             let stream = &self.streams[0];
             before(stream)?;
-            return queue_fused(&mut self.group, &mut self.received, stream, batches, returns);
+            return queue_fused(
+                &mut self.group,
+                &mut self.received,
+                stream,
+                batches,
+                returns,
+            );
         }
         let Self {
             group,
@@ -217,10 +223,7 @@ impl EpCase {
                     let weights = weights.map_or("without weights".to_owned(), |weights| {
                         format!("weights {}", weights.input_type())
                     });
-                    format!(
-                        "{self}; {weights}; {mode:?}, on {}",
-                        device.description()
-                    )
+                    format!("{self}; {weights}; {mode:?}, on {}", device.description())
                 })?;
             }
         }

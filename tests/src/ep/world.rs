@@ -173,8 +173,7 @@ impl World {
                 None => rank.dispatch_async(stream, batch)?,
             });
         }
-        for (number, (pending, received)) in
-            pending.into_iter().zip(&mut self.received).enumerate()
+        for (number, (pending, received)) in pending.into_iter().zip(&mut self.received).enumerate()
         {
             let stream = &self.streams[mode.stream_of(number)];
             self.group.ranks_mut()[number].dispatch_wait(stream, pending, received)?;

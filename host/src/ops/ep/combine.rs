@@ -18,8 +18,8 @@ use super::schema::{COUNTERS, COUNTS, IDS, RECV, SEND, operand};
 use super::{EpSession, Half};
 use crate::buffer::DeviceBuffer;
 use crate::ep::{
-    Batch, CombineFormat, CombineOutput, CombineTarget, DispatchRecord, EpConfig,
-    ExpertOutputs, Received, ReceivedParts, Refused, RouterWeights, TokenFormat,
+    Batch, CombineFormat, CombineOutput, CombineTarget, DispatchRecord, EpConfig, ExpertOutputs,
+    Received, ReceivedParts, Refused, RouterWeights, TokenFormat,
 };
 use crate::error::DeviceError;
 

@@ -9,8 +9,8 @@ use super::super::{Attributes, Behaviour, OpContext, OpError, Operation, TensorT
 use super::infer::Choices;
 use super::{EpOperation, EpSession, Half, PointerTables};
 use crate::buffer::DeviceBuffer;
-use crate::error::DeviceError;
 use crate::ep::{Batch, EpConfig, EpError, Pending, Received, ReceivedParts};
+use crate::error::DeviceError;
 
 impl Behaviour for EpOperation {
     fn infer(
@@ -150,8 +150,7 @@ pub(super) fn check_group(
         ),
     ];
     let flag = |(name, asked, has): (_, bool, bool)| (name, asked.to_string(), has.to_string());
-    let number =
-        |(name, asked, has): (_, usize, usize)| (name, asked.to_string(), has.to_string());
+    let number = |(name, asked, has): (_, usize, usize)| (name, asked.to_string(), has.to_string());
     let all = flags
         .into_iter()
         .map(flag)

@@ -138,7 +138,12 @@ impl EpOperation {
             && name != self.format.name()
         {
             let expected = format!("\"auto\" or {:?}", self.format.name());
-            return Err(refused(operation, "MX_FORMAT", expected, format!("{name:?}")));
+            return Err(refused(
+                operation,
+                "MX_FORMAT",
+                expected,
+                format!("{name:?}"),
+            ));
         }
         let mut builder = EpConfig::builder(self.format);
         if attributes.flag("fuse_a_scale_preshuffle") {

@@ -118,22 +118,38 @@ fn split(context: &Context) -> Result<()> {
             EpError::Device(DeviceError::WrongDevice { .. })
         );
         ensure!(handle.rank() == rank);
-        sent.push(handle.combine_async(&stream, outputs[rank]).map_err(EpError::from)?);
+        sent.push(
+            handle
+                .combine_async(&stream, outputs[rank])
+                .map_err(EpError::from)?,
+        );
     }
 
     let batch = inputs[0].batch();
     let mut sent = sent.into_iter();
     let handle = sent.next().expect("two ranks sent");
     let handle = given_back!(
-        handle.wait(&stream, &others[0].batch(), CombineTarget::weighted(&weights, &mut out)),
+        handle.wait(
+            &stream,
+            &others[0].batch(),
+            CombineTarget::weighted(&weights, &mut out)
+        ),
         EpError::OtherBatch { rank: 0 }
     );
     let handle = given_back!(
-        handle.wait(&stream, &inputs[1].batch(), CombineTarget::weighted(&weights, &mut out)),
+        handle.wait(
+            &stream,
+            &inputs[1].batch(),
+            CombineTarget::weighted(&weights, &mut out)
+        ),
         EpError::OtherBatch { rank: 0 }
     );
     let handle = given_back!(
-        handle.wait(&stream, &batch, CombineTarget::weighted(&few_weights, &mut out)),
+        handle.wait(
+            &stream,
+            &batch,
+            CombineTarget::weighted(&few_weights, &mut out)
+        ),
         EpError::InputLength {
             rank: 0,
             found: 5,
@@ -142,11 +158,19 @@ fn split(context: &Context) -> Result<()> {
         }
     );
     let handle = given_back!(
-        handle.wait(&stream, &batch, CombineTarget::weighted(&foreign_weights, &mut out)),
+        handle.wait(
+            &stream,
+            &batch,
+            CombineTarget::weighted(&foreign_weights, &mut out)
+        ),
         EpError::Device(DeviceError::WrongDevice { .. })
     );
     let handle = given_back!(
-        handle.wait(&stream, &batch, CombineTarget::weighted(&weights, &mut floats)),
+        handle.wait(
+            &stream,
+            &batch,
+            CombineTarget::weighted(&weights, &mut floats)
+        ),
         EpError::CombineElement {
             rank: 0,
             found: RowElement::F32,
@@ -154,7 +178,11 @@ fn split(context: &Context) -> Result<()> {
         }
     );
     let handle = given_back!(
-        handle.wait(&stream, &batch, CombineTarget::weighted(&weights, &mut one_row)),
+        handle.wait(
+            &stream,
+            &batch,
+            CombineTarget::weighted(&weights, &mut one_row)
+        ),
         EpError::InputLength {
             found: 64,
             expected: 128,
@@ -171,18 +199,28 @@ fn split(context: &Context) -> Result<()> {
         }
     );
     let handle = given_back!(
-        handle.wait(&stream, &batch, CombineTarget::weighted(&weights, &mut foreign_out)),
+        handle.wait(
+            &stream,
+            &batch,
+            CombineTarget::weighted(&weights, &mut foreign_out)
+        ),
         EpError::Device(DeviceError::WrongDevice { .. })
     );
     let handle = given_back!(
-        handle.wait(&foreign_stream, &batch, CombineTarget::weighted(&weights, &mut out)),
+        handle.wait(
+            &foreign_stream,
+            &batch,
+            CombineTarget::weighted(&weights, &mut out)
+        ),
         EpError::Device(DeviceError::WrongDevice { .. })
     );
 
     // And the round trip is finished as if nothing had been.
     let handles = std::iter::once(handle).chain(sent);
     for ((handle, target), input) in handles.zip(targets).zip(&inputs) {
-        handle.wait(&stream, &input.batch(), target).map_err(EpError::from)?;
+        handle
+            .wait(&stream, &input.batch(), target)
+            .map_err(EpError::from)?;
     }
     group.check()?;
     let sources = received.iter().map(|it| it.src_info().download());
@@ -235,7 +273,9 @@ fn fused(context: &Context) -> Result<()> {
         }
     );
     let (outputs, targets) = on_device.operands();
-    handle.combine(&stream, &outputs, &batches, targets).map_err(EpError::from)?;
+    handle
+        .combine(&stream, &outputs, &batches, targets)
+        .map_err(EpError::from)?;
     group.check()?;
     let sources = received.iter().map(|it| it.src_info().download());
     let sources: Vec<_> = sources.collect::<Result<_, _>>()?;
@@ -260,12 +300,18 @@ fn too_early(context: &Context) -> Result<()> {
     let mut targets = targets.into_iter();
     let mut sent = Vec::new();
     for (handle, outputs) in first.by_ref().zip(outputs) {
-        sent.push(handle.combine_async(&stream, outputs).map_err(EpError::from)?);
+        sent.push(
+            handle
+                .combine_async(&stream, outputs)
+                .map_err(EpError::from)?,
+        );
     }
     let mut sent = sent.into_iter();
     let mut wait = |rank: usize| -> Result<()> {
         if let (Some(handle), Some(target)) = (sent.next(), targets.next()) {
-            handle.wait(&stream, &inputs[rank].batch(), target).map_err(EpError::from)?;
+            handle
+                .wait(&stream, &inputs[rank].batch(), target)
+                .map_err(EpError::from)?;
         }
         Ok(())
     };
@@ -287,10 +333,16 @@ fn too_early(context: &Context) -> Result<()> {
     let handles = std::iter::once(handle).chain(second);
     let mut sent = Vec::new();
     for (handle, outputs) in handles.zip(outputs) {
-        sent.push(handle.combine_async(&stream, outputs).map_err(EpError::from)?);
+        sent.push(
+            handle
+                .combine_async(&stream, outputs)
+                .map_err(EpError::from)?,
+        );
     }
     for ((handle, target), input) in sent.into_iter().zip(targets_again).zip(&inputs) {
-        handle.wait(&stream, &input.batch(), target).map_err(EpError::from)?;
+        handle
+            .wait(&stream, &input.batch(), target)
+            .map_err(EpError::from)?;
     }
     group.check()?;
     for (received, returned) in [(&received, &on_device), (&received_again, &again)] {

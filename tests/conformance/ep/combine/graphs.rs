@@ -15,8 +15,14 @@ use super::super::small;
 use super::{home, identity};
 
 pub fn register(suite: &mut Suite) {
-    suite.both("ep::combine::graphs::a12_batches_of_any_size", batches_of_any_size);
-    suite.both("ep::combine::graphs::counts_from_the_device", counts_from_the_device);
+    suite.both(
+        "ep::combine::graphs::a12_batches_of_any_size",
+        batches_of_any_size,
+    );
+    suite.both(
+        "ep::combine::graphs::counts_from_the_device",
+        counts_from_the_device,
+    );
 }
 
 /// What outputs hold before a replay.

@@ -69,7 +69,13 @@ pub fn expected(case: &EpCase, weights: Option<&[Rows]>) -> Vec<Vec<u16>> {
 /// Outputs, and weights, of a round trip through experts that change nothing.
 pub fn returns(world: &World, case: &EpCase, weights: Option<&[Rows]>) -> Result<DeviceReturns> {
     let device = world.group.device().clone();
-    DeviceReturns::new(case, &device, world.identity_outputs()?, weights, BACKGROUND)
+    DeviceReturns::new(
+        case,
+        &device,
+        world.identity_outputs()?,
+        weights,
+        BACKGROUND,
+    )
 }
 
 /// Holds what came back to what must have.
@@ -79,7 +85,11 @@ pub fn check(case: &EpCase, weights: Option<&[Rows]>, returns: &DeviceReturns) -
     for (rank, (expected, found)) in expected.iter().zip(returns.download()?).enumerate() {
         let expected: Vec<_> = expected.iter().map(|&bits| bits.into()).collect();
         compare::words("identity", &expected, &found.bits(), |index| {
-            format!("rank {rank}, row {}, element {}", index / hidden, index % hidden)
+            format!(
+                "rank {rank}, row {}, element {}",
+                index / hidden,
+                index % hidden
+            )
         })?;
     }
     Ok(())

@@ -119,7 +119,8 @@ fn dropped_in_flight(context: &Context) -> Result<()> {
                 }
             }
             let sizes = [64, 1 << 10, 1 << 13, 1 << 15, 1 << 17];
-            let canaries = sizes.map(|size| [(); 8].map(|()| device.alloc_filled::<u8>(size, 0x5A)));
+            let canaries =
+                sizes.map(|size| [(); 8].map(|()| device.alloc_filled::<u8>(size, 0x5A)));
             device.create_stream()?.synchronize()?;
             for canary in canaries.into_iter().flatten() {
                 let found = canary?.download()?;

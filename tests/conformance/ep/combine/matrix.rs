@@ -80,7 +80,10 @@ fn ranks(context: &Context, format: CombineFormat, choice: Choice) -> Result<()>
             }
             let case = home(case, format);
             // In the emulator, the paths through kernels and the types of weights take turns.
-            let (device, weight) = ((turn + round) % devices.len(), (turn + round) % weights.len());
+            let (device, weight) = (
+                (turn + round) % devices.len(),
+                (turn + round) % weights.len(),
+            );
             let devices = context.pick(&devices[..], &devices[device..=device]);
             for &weights in context.pick(weights, &weights[weight..=weight]) {
                 let returns = Returns::random(&case, weights, &mut Rng::with_seed(seed))?;

@@ -44,7 +44,11 @@ fn any_round_trip(random: &mut Rng) -> (EpCase, Option<InputType>) {
         let format = CombineFormat::ALL[random.usize(..CombineFormat::ALL.len())];
         let weighted = case.setup.fused_shared_expert || random.u8(..4) > 0;
         let weights = InputType::ALL[random.usize(..InputType::ALL.len())];
-        if case.setup.hidden_size.is_multiple_of(format.hidden_multiple()) {
+        if case
+            .setup
+            .hidden_size
+            .is_multiple_of(format.hidden_multiple())
+        {
             return (home(case, format), weighted.then_some(weights));
         }
     }

@@ -225,7 +225,8 @@ fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
         for k in 0..TOP_K {
             let row = token * TOP_K + k;
             // SAFETY: row `row` of T * K lies inside `rows`, which outlives the window.
-            let window = unsafe { DeviceBuffer::from_raw(&device, start.add(row * HIDDEN), HIDDEN)? };
+            let window =
+                unsafe { DeviceBuffer::from_raw(&device, start.add(row * HIDDEN), HIDDEN)? };
             ensure!(
                 window.download()? == case.ranks[0].tokens[token * HIDDEN..][..HIDDEN],
                 "row {row} is not token {token}"

@@ -54,7 +54,9 @@ fn late_ones(context: &Context, format: CombineFormat, number: u64) -> Result<()
                 let run = || -> Result<()> {
                     let mut world = World::new(&device, &case)?;
                     for returns in &rounds {
-                        let returns = returns.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+                        let returns = returns
+                            .as_ref()
+                            .map_err(|error| anyhow::anyhow!("{error}"))?;
                         world.check_round_trip(&case, mode, returns)?;
                     }
                     Ok(())
@@ -87,17 +89,25 @@ fn never_combines(context: &Context) -> Result<()> {
         }
         for (rank, received) in world.group.ranks_mut().iter_mut().zip(&mut received) {
             let pending = rank.pending().context("every rank has sent")?;
-            let received = received.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?;
+            let received = received
+                .as_mut()
+                .map_err(|error| anyhow::anyhow!("{error}"))?;
             handles.push(rank.dispatch_wait(&stream, pending, received)?);
         }
         let _never_combined = handles.pop();
         let mut sent = Vec::new();
         for (handle, outputs) in handles.into_iter().zip(outputs) {
-            sent.push(handle.combine_async(&stream, outputs).map_err(EpError::from)?);
+            sent.push(
+                handle
+                    .combine_async(&stream, outputs)
+                    .map_err(EpError::from)?,
+            );
         }
         let first = sent.swap_remove(0);
         let target = targets.into_iter().next().context("three targets")?;
-        first.wait(&stream, &batches[0], target).map_err(EpError::from)?;
+        first
+            .wait(&stream, &batches[0], target)
+            .map_err(EpError::from)?;
         let error = world.group.check().err().context("nobody gave up")?;
         let EpError::Deadline {
             waiting: 0,

@@ -154,7 +154,13 @@ fn one_rounding(context: &Context) -> Result<()> {
         (CombineFormat::F32, 1.0 + 3.0 * exp2(-9)),
     ] {
         let case = numbered(example(), &ids, format);
-        expect(context, &case, &weights, expert, &[&[exp2(-30)], &[rounded]])?;
+        expect(
+            context,
+            &case,
+            &weights,
+            expert,
+            &[&[exp2(-30)], &[rounded]],
+        )?;
     }
     Ok(())
 }
