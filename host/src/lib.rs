@@ -44,6 +44,7 @@ pub mod error_metrics;
 pub mod graph;
 pub mod ops;
 pub mod options;
+pub mod peer;
 pub mod quantizer;
 pub mod reference;
 pub mod routing;

@@ -1,5 +1,7 @@
 //! The emulator as a backend.
 
+mod peer;
+
 use super::{Handle, LaunchConfig};
 use crate::device::EmulatorOptions;
 use crate::error::DeviceError;

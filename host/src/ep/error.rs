@@ -3,6 +3,7 @@
 use super::format::TokenFormat;
 use crate::error::DeviceError;
 use crate::options::ScaleRounding;
+use crate::peer::PeerError;
 use thiserror::Error;
 
 /// Why there cannot be a group of this shape.
@@ -137,6 +138,11 @@ pub enum Awaited {
     },
     /// The layout of the rows, from another block of the same rank.
     Offsets,
+    /// That `rank`, which is of another process, has received the round before.
+    Receipt {
+        /// The rank that did not receive.
+        rank: usize,
+    },
 }
 
 impl std::fmt::Display for Awaited {
@@ -147,6 +153,9 @@ impl std::fmt::Display for Awaited {
                 "rank {rank} to say how many tokens it sends to expert {expert} (count {word})"
             ),
             Self::Offsets => formatter.write_str("the block that lays out its rows"),
+            Self::Receipt { rank } => {
+                write!(formatter, "rank {rank} to receive the round before")
+            }
         }
     }
 }
@@ -293,6 +302,32 @@ pub enum EpError {
         waiting: usize,
         /// What it waited for.
         awaited: Awaited,
+    },
+
+    /// As [`Deadline`](Self::Deadline), and the process of a rank is gone.
+    #[error(
+        "rank {waiting} gave up after waiting for {awaited}; the process of rank {rank} is gone"
+    )]
+    PeerGone {
+        /// The rank that waited.
+        waiting: usize,
+        /// What it waited for.
+        awaited: Awaited,
+        /// The rank whose process ended, or left the group.
+        rank: usize,
+    },
+
+    /// The processes of the group did not come together, or one of them is gone.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+
+    /// One process is one rank of the group.
+    #[error("{processes} processes met for a group of {ranks} ranks")]
+    ProcessCount {
+        /// Processes.
+        processes: usize,
+        /// Ranks of the group.
+        ranks: usize,
     },
 
     /// An earlier failure left the group in an unknown state. Make a new one.

@@ -4,6 +4,7 @@ use super::batch::Batch;
 use super::config::EpConfig;
 use super::error::EpError;
 use super::launch::{LaunchShape, Launches};
+use super::peers::ReceiveMemory;
 use super::rank::EpRank;
 use super::received::{GroupDispatched, Received};
 use super::state::{GroupState, argument_bytes};
@@ -79,14 +80,20 @@ impl EpGroup {
         let shared = shared_bytes(&config.message_layout());
         let ranks = config.ranks();
         let launches = Launches::new(device, config.format(), ranks, shared, launch)?;
-        let state = Arc::new(GroupState::new(device, config, launches)?);
+        let state = Arc::new(GroupState::new(device, config, launches, 0..ranks)?);
+        let mut memory = ReceiveMemory::Private;
         let ranks = (0..ranks)
-            .map(|number| EpRank::allocate(&state, number))
+            .map(|number| EpRank::allocate(&state, number, &mut memory))
             .collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<u64> = ranks.iter().flat_map(EpRank::addresses).collect();
         state.upload_addresses(&addresses)?;
+        Self::assemble(state, ranks)
+    }
+
+    /// A group of ranks that know each other.
+    pub(super) fn assemble(state: Arc<GroupState>, ranks: Vec<EpRank>) -> Result<Self, EpError> {
         Ok(Self {
-            fused_arguments: device.alloc(argument_bytes(ranks.len()))?,
+            fused_arguments: state.device.alloc(argument_bytes(ranks.len()))?,
             ranks,
             state,
         })
@@ -107,12 +114,12 @@ impl EpGroup {
         &self.state.device
     }
 
-    /// All ranks, in order.
+    /// All ranks of this process, in order.
     pub fn ranks(&self) -> &[EpRank] {
         &self.ranks
     }
 
-    /// All ranks, in order.
+    /// All ranks of this process, in order.
     pub fn ranks_mut(&mut self) -> &mut [EpRank] {
         &mut self.ranks
     }
@@ -147,6 +154,7 @@ impl EpGroup {
     ) -> Result<GroupDispatched<'r>, EpError> {
         let state = &self.state;
         state.check_usable()?;
+        state.check_peers()?;
         state.device.check_same("the stream", stream.device())?;
         let ranks = self.ranks.len();
         if batches.len() != ranks || received.len() != ranks {
@@ -159,16 +167,17 @@ impl EpGroup {
         let fused = state.launches.fused.map_err(|limit| limit.error(ranks))?;
         // Everything is checked for all ranks before the first word is queued for one.
         let mut arguments = Vec::with_capacity(ranks);
-        for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
-            let batch = batch.bind(&state.device, &state.config, number)?;
-            let output = output.bind(&state.device, &state.config, number)?;
-            let rank = batch.apply(self.ranks[number].arguments());
+        let operands = batches.iter().zip(received.iter_mut());
+        for (own, (batch, output)) in self.ranks.iter_mut().zip(operands) {
+            let batch = batch.bind(&state.device, &state.config, own.number())?;
+            let output = output.bind(&state.device, &state.config, own.number())?;
+            let rank = batch.apply(own.arguments());
             arguments.push(Rank { output, ..rank });
         }
         let mut progress = state.progress();
         let mut round = 0;
-        for number in 0..ranks {
-            round = progress.next(&state.config, number)?;
+        for rank in &self.ranks {
+            round = progress.next(&state.config, rank.number())?;
         }
         let slots: *mut Rank = self.fused_arguments.as_mut_ptr().cast();
         let one = LaunchConfig::line(1, 1, 0)?;
@@ -179,9 +188,16 @@ impl EpGroup {
                 // behind them.
                 unsafe { stream.launch(one, ep_bind_rank::Args { rank, slot })? };
             }
+            for rank in &self.ranks {
+                state.await_receipts(stream, rank.number())?;
+            }
             // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest
-            // was allocated for it. The previous round is over, which `progress` sees to.
-            unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }
+            // was allocated for it. The previous round is over, which `progress` and the receipts see to.
+            unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }?;
+            for rank in &self.ranks {
+                state.give_receipts(stream, rank.number())?;
+            }
+            Ok(())
         })?;
         drop(progress);
         Ok(GroupDispatched { received, round })

@@ -34,6 +34,7 @@ mod format;
 mod group;
 mod ids;
 mod launch;
+mod peers;
 mod plan;
 mod progress;
 mod rank;

@@ -5,6 +5,7 @@ use super::error::EpError;
 use crate::backend::Handle;
 use crate::error::DeviceError;
 use crate::stream::{Event, Recording, Stream};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What every rank has sent and received, as far as it is queued.
@@ -18,6 +19,8 @@ use std::sync::Arc;
 /// do not count.
 pub(super) struct Progress {
     ranks: Vec<[Steps; 2]>,
+    /// The ranks of this process. Others order themselves by receipts.
+    local: Range<usize>,
     /// Calls that were recorded, until it is known whether there will be a graph of them.
     recorded: Vec<(Arc<Recording>, Call)>,
 }
@@ -67,8 +70,10 @@ struct Mark {
 }
 
 impl Progress {
-    pub(super) fn new(ranks: usize) -> Self {
+    /// Of `ranks` ranks, those of this process are `local`.
+    pub(super) fn new(ranks: usize, local: Range<usize>) -> Self {
         Self {
+            local,
             ranks: (0..ranks).map(|_| Default::default()).collect(),
             recorded: Vec::new(),
         }
@@ -102,7 +107,7 @@ impl Progress {
     /// The round that `rank` would send now, if those it sends to have received the one before.
     pub(super) fn next(&self, config: &EpConfig, rank: usize) -> Result<u64, EpError> {
         let round = self.count(rank, Half::Send);
-        let mut receivers = receivers(config, rank);
+        let mut receivers = self.receivers(config, rank);
         match receivers.find(|&other| self.count(other, Half::Receive) < round) {
             None => Ok(round),
             Some(other) => Err(EpError::RoundOrder {
@@ -111,6 +116,14 @@ impl Progress {
                 other,
                 behind: self.count(other, Half::Receive),
             }),
+        }
+    }
+
+    /// The ranks of this process that `rank` sends to.
+    fn receivers(&self, config: &EpConfig, rank: usize) -> Range<usize> {
+        match config.skip_a2a() {
+            true => rank..rank + 1,
+            false => self.local.clone(),
         }
     }
 
@@ -127,7 +140,8 @@ impl Progress {
         if let Some(round) = round.checked_sub(1) {
             let call = |rank, half| Call { rank, half, round };
             earlier.push(call(rank, Half::Send));
-            earlier.extend(receivers(config, rank).map(|other| call(other, Half::Receive)));
+            let receivers = self.receivers(config, rank);
+            earlier.extend(receivers.map(|other| call(other, Half::Receive)));
         }
         let half = Half::Send;
         self.queue(stream, &earlier, &[Call { rank, half, round }], launch)
@@ -153,7 +167,7 @@ impl Progress {
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let mut calls = Vec::new();
-        for rank in 0..self.ranks.len() {
+        for rank in self.local.clone() {
             for half in Half::BOTH {
                 let round = self.count(rank, half);
                 calls.push(Call { rank, half, round });
@@ -209,13 +223,5 @@ impl Progress {
             *self.steps(call).mark(call.round) = Some(mark.clone());
         }
         Ok(())
-    }
-}
-
-/// The ranks that `rank` sends to.
-fn receivers(config: &EpConfig, rank: usize) -> std::ops::Range<usize> {
-    match config.skip_a2a() {
-        true => rank..rank + 1,
-        false => 0..config.ranks(),
     }
 }

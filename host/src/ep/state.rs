@@ -3,14 +3,19 @@
 use super::config::EpConfig;
 use super::error::{Awaited, EpError};
 use super::launch::Launches;
+use super::peers::Session;
 use super::progress::Progress;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
+use crate::error::DeviceError;
+use crate::peer::PeerError;
+use crate::stream::Stream;
 use kernels_gpu::ep::wait::{self, Failure};
 use kernels_gpu::ep::{Peer, Rank, Shape};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Shared by a group and its ranks.
 pub(super) struct GroupState {
@@ -27,26 +32,34 @@ pub(super) struct GroupState {
     failures: DeviceBuffer<u32>,
     /// Why the group cannot be used any more.
     unusable: Mutex<Option<String>>,
+    /// What ties it to ranks of other processes, if there are some.
+    session: OnceLock<Session>,
 }
 
 impl GroupState {
-    /// The state of a group whose `addresses` are known once its ranks are there.
+    /// The state of a group whose `addresses` are known once its ranks are there, of which this process has `local`.
     pub(super) fn new(
         device: &Device,
         config: EpConfig,
         launches: Launches,
+        local: Range<usize>,
     ) -> Result<Self, EpError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let ranks = config.ranks();
+        let mut shape = config.shape();
+        if local.len() < ranks {
+            shape.flags |= Shape::RECEIPTS;
+        }
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device: device.clone(),
-            shape: config.shape(),
+            shape,
             launches,
-            progress: Mutex::new(Progress::new(ranks)),
+            progress: Mutex::new(Progress::new(ranks, local)),
             addresses: device.alloc(2 * ranks)?,
             failures: device.alloc_filled(Failure::WORDS * ranks, 0)?,
             unusable: Mutex::new(None),
+            session: OnceLock::new(),
             config: Arc::new(config),
         })
     }
@@ -90,6 +103,35 @@ impl GroupState {
         }
     }
 
+    /// Ties the group to ranks of other processes.
+    pub(super) fn set_session(&self, session: Session) {
+        self.session.get_or_init(|| session);
+    }
+
+    /// Refuses to send to a process that is gone.
+    pub(super) fn check_peers(&self) -> Result<(), EpError> {
+        match self.session.get() {
+            None => Ok(()),
+            Some(session) => Ok(session.check()?),
+        }
+    }
+
+    /// Queues what orders a rank's next round behind those of other processes.
+    pub(super) fn await_receipts(&self, stream: &Stream, rank: usize) -> Result<(), DeviceError> {
+        match self.session.get() {
+            None => Ok(()),
+            Some(session) => session.await_receipts(stream, self, rank),
+        }
+    }
+
+    /// Queues what lets other processes go on to the next round.
+    pub(super) fn give_receipts(&self, stream: &Stream, rank: usize) -> Result<(), DeviceError> {
+        match self.session.get() {
+            None => Ok(()),
+            Some(session) => session.give_receipts(stream, self, rank),
+        }
+    }
+
     /// Waits for the device, and looks whether a rank gave up.
     pub(super) fn check(&self) -> Result<(), EpError> {
         self.check_usable()?;
@@ -107,10 +149,21 @@ impl GroupState {
                 expert: record[2] as usize,
                 word: record[3] as usize,
             }
+        } else if record[0] == wait::Awaited::Receipt as u32 {
+            Awaited::Receipt {
+                rank: record[1] as usize,
+            }
         } else {
             Awaited::Offsets
         };
-        let error = EpError::Deadline { waiting, awaited };
+        let error = match self.check_peers() {
+            Err(EpError::Peer(PeerError::Gone { rank })) => EpError::PeerGone {
+                waiting,
+                awaited,
+                rank,
+            },
+            _ => EpError::Deadline { waiting, awaited },
+        };
         let mut reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
         *reason = Some(error.to_string());
         Err(error)

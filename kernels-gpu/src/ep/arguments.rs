@@ -69,6 +69,8 @@ impl Shape {
     pub const SKIP_A2A: u32 = 2;
     /// Slots follow the order of the tokens, on every run.
     pub const DETERMINISTIC: u32 = 4;
+    /// Ranks order their rounds themselves, by [receipts](super::receipt).
+    pub const RECEIPTS: u32 = 1 << 8;
 
     /// Whether a flag is set.
     #[inline(always)]

@@ -22,6 +22,8 @@ pub enum Awaited {
     Count = 1,
     /// The offsets, from the block that computes them.
     Offsets = 2,
+    /// That one rank has received the round before.
+    Receipt = 8,
 }
 
 /// The record of a wait that was given up, [`Self::WORDS`] words. All zero: there was none.
@@ -39,6 +41,12 @@ impl Failure {
         Self {
             words: rank.failure,
         }
+    }
+
+    /// The record at `words`.
+    #[inline(always)]
+    pub(super) fn at(words: *mut u32) -> Self {
+        Self { words }
     }
 
     #[inline(always)]
@@ -92,7 +100,7 @@ impl Waiter {
         // Who waits for the offsets waits, through them, for the counts. The one who waits for a count
         // knows more of what is wrong, and shall be the first to give up.
         let patience = match self.what {
-            Awaited::Count => shape.deadline_ns,
+            Awaited::Count | Awaited::Receipt => shape.deadline_ns,
             Awaited::Offsets => shape.deadline_ns * 2,
         };
         // When the clock was first looked at. Most waits are over before that, and it is slow to read.

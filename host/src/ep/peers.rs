@@ -1,0 +1,296 @@
+//! Groups whose ranks are processes.
+
+use super::config::EpConfig;
+use super::error::EpError;
+use super::group::EpGroup;
+use super::launch::{LaunchShape, Launches};
+use super::rank::EpRank;
+use super::state::GroupState;
+use crate::backend::LaunchConfig;
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::peer::{Introduction, Links, PeerError, PeerMemory, Rendezvous, Sharing, Ticket};
+use crate::stream::Stream;
+use bytemuck::Pod;
+use kernels_gpu::ep::receipt::{GIVEN, Receipts, THREADS, ep_await_receipts, ep_give_receipts};
+use kernels_gpu::ep::shared_bytes;
+use std::sync::Arc;
+
+impl EpGroup {
+    /// A group with one rank in each of several processes of this host: this one's is on `device`, each of the
+    /// others on a device of its own, or on the same. All processes call it, with the same `config`; it returns when
+    /// all have.
+    ///
+    /// Memory that others write is shared by descriptors, or, where the driver has none, by legacy IPC; neither needs
+    /// privileges. [`join_with`](Self::join_with) chooses.
+    ///
+    /// The group has one rank here, which is used as ranks always are. Rounds of different processes order
+    /// themselves: one that would write over what a receiver still reads waits on the device for it. Processes that
+    /// share one GPU take turns on it, a slice of time each, so what waits there for another process wastes its
+    /// slice, and a fused dispatch may wait until its deadline: use the split operations.
+    ///
+    /// A process that dies is [`PeerError::Gone`] for the others when they next send, and [`EpError::PeerGone`] from
+    /// [`check`](Self::check) if they waited for it already.
+    ///
+    /// ```
+    /// use std::thread;
+    /// use half::bf16;
+    /// use tokenyard::Device;
+    /// use tokenyard::ep::{Batch, EpConfig, EpError, EpGroup, TokenFormat};
+    /// use tokenyard::peer::Rendezvous;
+    ///
+    /// let folder = std::env::temp_dir();
+    /// let path = folder.join(format!("tokenyard-{}.socket", std::process::id()));
+    /// let config = EpConfig::builder(TokenFormat::Mxfp4)
+    ///     .hidden_size(64).top_k(2).experts(4).ranks(2).max_tokens_per_rank(4).build()?;
+    ///
+    /// // What each process does. Here they are threads.
+    /// let process = |rank| {
+    ///     let device = Device::emulator(rank as u64);
+    ///     let stream = device.create_stream()?;
+    ///     let meeting = Rendezvous::new(&path, rank, 2)?;
+    ///     let mut group = EpGroup::join(&device, config.clone(), &meeting)?;
+    ///
+    ///     let (tokens, ids) = (device.upload(&vec![bf16::ONE; 64])?, device.upload(&[0, 3])?);
+    ///     let mut received = group.allocate_received()?;
+    ///     let own = &mut group.ranks_mut()[0];
+    ///     let pending = own.dispatch_async(&stream, &Batch::new(&tokens, &ids))?;
+    ///     let dispatched = own.dispatch_wait(&stream, pending, &mut received)?;
+    ///     let row_offsets = dispatched.received().row_offsets().download()?;
+    ///     group.check()?;
+    ///     Ok::<_, EpError>(row_offsets)
+    /// };
+    /// let (first, second) = thread::scope(|scope| {
+    ///     let second = scope.spawn(|| process(1));
+    ///     (process(0), second.join().unwrap())
+    /// });
+    /// assert_eq!(first?, [0, 2, 2]); // expert 0 got a token from each rank
+    /// assert_eq!(second?, [0, 0, 2]); // and so did expert 3
+    /// assert!(!path.exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new). [`EpError::ProcessCount`] unless there is a process for each rank. [`EpError::Peer`]
+    /// when the others do not come, were configured otherwise, fail, or die.
+    pub fn join(
+        device: &Device,
+        config: EpConfig,
+        rendezvous: &Rendezvous,
+    ) -> Result<Self, EpError> {
+        let sharing = PeerMemory::sharing(device)?;
+        Self::join_with(device, config, rendezvous, sharing, None)
+    }
+
+    /// [`join`](Self::join) with a way to share memory, and a grid and block, of the caller's choice. Processes may
+    /// choose differently.
+    ///
+    /// # Errors
+    ///
+    /// As [`join`](Self::join) and [`with_launch`](Self::with_launch); [`PeerError::Sharing`] where the device has
+    /// no such memory.
+    pub fn join_with(
+        device: &Device,
+        config: EpConfig,
+        rendezvous: &Rendezvous,
+        sharing: Sharing,
+        launch: Option<LaunchShape>,
+    ) -> Result<Self, EpError> {
+        let (number, ranks) = (rendezvous.rank(), config.ranks());
+        if rendezvous.ranks() != ranks {
+            return Err(EpError::ProcessCount {
+                processes: rendezvous.ranks(),
+                ranks,
+            });
+        }
+        let shared = shared_bytes(&config.message_layout());
+        let launches = Launches::new(device, config.format(), 1, shared, launch)?;
+        let agreed = config.agreement();
+        let state = GroupState::new(device, config, launches, number..number + 1)?;
+        let state = Arc::new(state);
+
+        // All that others write has its first content before they know of it.
+        let mut memory = ReceiveMemory::shared(sharing);
+        let rank = EpRank::allocate(&state, number, &mut memory)?;
+        let mut receipts = memory.alloc(device, ranks)?;
+        receipts.upload_from(&vec![GIVEN; ranks])?;
+        let (exports, tickets) = memory.into_parts();
+        let introduction = Introduction {
+            rank: number,
+            agreed,
+            memory: tickets,
+        };
+        let meeting = rendezvous.meet(introduction)?;
+
+        let mut addresses = rank.addresses().to_vec();
+        addresses.push(receipts.as_ptr() as u64);
+        let mut tables = vec![Vec::new(); ranks];
+        tables[number] = addresses;
+        let mut imports = Vec::new();
+        let opened = (|| {
+            for peer in &meeting.peers {
+                let Introduction { rank, memory, .. } = &peer.introduction;
+                check_tickets(*rank, memory, &exports)?;
+                for ticket in memory {
+                    let opened = PeerMemory::open(device, ticket)?;
+                    tables[*rank].push(opened.as_ptr() as u64);
+                    imports.push(opened);
+                }
+            }
+            let receipts: Vec<_> = tables.iter_mut().filter_map(Vec::pop).collect();
+            state.upload_addresses(&tables.concat())?;
+            Ok::<_, EpError>(device.upload(&receipts)?)
+        })();
+        let (receipts, links) = meeting.confirm(opened)?;
+        state.set_session(Session {
+            receipts,
+            links,
+            _memory: [exports, imports],
+        });
+        Self::assemble(state, vec![rank])
+    }
+}
+
+/// Refuses memory that cannot be what a rank of the same group shares.
+fn check_tickets(rank: usize, tickets: &[Ticket], own: &[PeerMemory]) -> Result<(), PeerError> {
+    // Each rounds up to its own granularity.
+    const LARGEST_GRANULARITY: usize = 2 << 20;
+    let fits = |ticket: &Ticket, own: &PeerMemory| {
+        ticket.bytes().next_multiple_of(LARGEST_GRANULARITY)
+            == own.bytes().next_multiple_of(LARGEST_GRANULARITY)
+    };
+    let alike = tickets.len() == own.len() && tickets.iter().zip(own).all(|(a, b)| fits(a, b));
+    let reason = "memory of other sizes";
+    alike
+        .then_some(())
+        .ok_or(PeerError::Malformed { rank, reason })
+}
+
+/// Where a rank's memory comes from that other ranks write.
+pub(super) enum ReceiveMemory {
+    /// The device: all ranks are of this process.
+    Private,
+    /// Memory that other processes open.
+    Shared {
+        sharing: Sharing,
+        memory: Vec<PeerMemory>,
+        tickets: Vec<Ticket>,
+    },
+}
+
+impl ReceiveMemory {
+    fn shared(sharing: Sharing) -> Self {
+        Self::Shared {
+            sharing,
+            memory: Vec::new(),
+            tickets: Vec::new(),
+        }
+    }
+
+    /// A buffer of unspecified content. If it is shared, it must not be used after the group's [`Session`].
+    pub(super) fn alloc<T: Pod>(
+        &mut self,
+        device: &Device,
+        len: usize,
+    ) -> Result<DeviceBuffer<T>, EpError> {
+        let Self::Shared {
+            sharing,
+            memory,
+            tickets,
+        } = self
+        else {
+            return Ok(device.alloc(len)?);
+        };
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or(DeviceError::TooLarge {
+                elements: len,
+                element_bytes: size_of::<T>(),
+            })?;
+        let (allocated, ticket) = PeerMemory::allocate(device, bytes, *sharing)?;
+        // SAFETY: the session of the group's state keeps the memory, and ranks keep that state.
+        let buffer = unsafe { allocated.buffer(len)? };
+        memory.push(allocated);
+        tickets.push(ticket);
+        Ok(buffer)
+    }
+
+    /// The same with every byte set.
+    pub(super) fn alloc_filled<T: Pod>(
+        &mut self,
+        device: &Device,
+        len: usize,
+        byte: u8,
+    ) -> Result<DeviceBuffer<T>, EpError> {
+        let mut buffer = self.alloc(device, len)?;
+        buffer.fill(byte)?;
+        Ok(buffer)
+    }
+
+    fn into_parts(self) -> (Vec<PeerMemory>, Vec<Ticket>) {
+        match self {
+            Self::Private => Default::default(),
+            Self::Shared {
+                memory, tickets, ..
+            } => (memory, tickets),
+        }
+    }
+}
+
+/// What ties a rank to those of other processes.
+pub(super) struct Session {
+    /// `[R]`: where each rank has its receipts.
+    receipts: DeviceBuffer<u64>,
+    links: Links,
+    /// What this process shares, and what the others do, for as long as kernels may use it.
+    _memory: [Vec<PeerMemory>; 2],
+}
+
+impl Session {
+    /// [`PeerError::Gone`] if another process is.
+    pub(super) fn check(&self) -> Result<(), PeerError> {
+        match self.links.gone()? {
+            None => Ok(()),
+            Some(rank) => Err(PeerError::Gone { rank }),
+        }
+    }
+
+    fn launch(
+        &self,
+        state: &GroupState,
+        rank: usize,
+    ) -> Result<(LaunchConfig, Receipts), DeviceError> {
+        let receipts = Receipts {
+            rank: rank as u32,
+            tables: self.receipts.as_ptr(),
+            failure: state.failure(rank),
+        };
+        Ok((LaunchConfig::line(1, THREADS, 0)?, receipts))
+    }
+
+    pub(super) fn await_receipts(
+        &self,
+        stream: &Stream,
+        state: &GroupState,
+        rank: usize,
+    ) -> Result<(), DeviceError> {
+        let (config, receipts) = self.launch(state, rank)?;
+        let shape = state.shape;
+        // SAFETY: the tables name the receipts of all ranks, which are mapped for as long as the group lives.
+        unsafe { stream.launch(config, ep_await_receipts::Args { shape, receipts }) }
+    }
+
+    pub(super) fn give_receipts(
+        &self,
+        stream: &Stream,
+        state: &GroupState,
+        rank: usize,
+    ) -> Result<(), DeviceError> {
+        let (config, receipts) = self.launch(state, rank)?;
+        let shape = state.shape;
+        // SAFETY: as above.
+        unsafe { stream.launch(config, ep_give_receipts::Args { shape, receipts }) }
+    }
+}
