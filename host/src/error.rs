@@ -111,6 +111,15 @@ pub enum DeviceError {
         element_bytes: usize,
     },
 
+    /// Kernels of one device cannot use the memory of another.
+    #[error("there is no path from {from} to the memory of {to}")]
+    NoPath {
+        /// The device whose kernels would use it.
+        from: String,
+        /// The device whose memory it is.
+        to: String,
+    },
+
     /// A ticket of memory that this device cannot open.
     #[error("{device} cannot open memory of {bytes} bytes that is shared by {sharing}: {reason}")]
     SharedMemory {

@@ -118,6 +118,15 @@ impl Backend {
         unsafe { dispatch!(self.free(pointer)) }
     }
 
+    /// Lets kernels of this device use the memory of another one of this process. False if there is no path.
+    pub(crate) fn reach(&self, other: &Self) -> Result<bool, DeviceError> {
+        match (self, other) {
+            (Self::Cuda(this), Self::Cuda(other)) => this.reach(other),
+            (Self::Emulator(this), Self::Emulator(other)) => Ok(this.reach(other)),
+            _ => Ok(false),
+        }
+    }
+
     /// Whether memory can be shared with other processes in this way.
     pub(crate) fn can_share(&self, sharing: Sharing) -> Result<bool, DeviceError> {
         dispatch!(self.can_share(sharing))

@@ -145,6 +145,16 @@ pub enum Awaited {
     },
 }
 
+impl Awaited {
+    /// The rank that was waited for, if it was another one.
+    pub fn rank(&self) -> Option<usize> {
+        match *self {
+            Self::Count { rank, .. } | Self::Receipt { rank } => Some(rank),
+            Self::Offsets => None,
+        }
+    }
+}
+
 impl std::fmt::Display for Awaited {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -328,6 +338,15 @@ pub enum EpError {
         processes: usize,
         /// Ranks of the group.
         ranks: usize,
+    },
+
+    /// Every device has the same number of ranks, at least one.
+    #[error("{ranks} ranks cannot be divided evenly among {devices} devices")]
+    UnevenDevices {
+        /// Ranks of the group.
+        ranks: usize,
+        /// Devices.
+        devices: usize,
     },
 
     /// An earlier failure left the group in an unknown state. Make a new one.

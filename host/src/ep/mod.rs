@@ -29,6 +29,7 @@
 
 mod batch;
 mod config;
+mod devices;
 mod error;
 mod format;
 mod group;

@@ -1,4 +1,4 @@
-//! Groups whose ranks are processes.
+//! Groups whose ranks are processes, and what ranks that one host does not order have in common.
 
 use super::config::EpConfig;
 use super::error::EpError;
@@ -15,6 +15,7 @@ use crate::stream::Stream;
 use bytemuck::Pod;
 use kernels_gpu::ep::receipt::{GIVEN, Receipts, THREADS, ep_await_receipts, ep_give_receipts};
 use kernels_gpu::ep::shared_bytes;
+use std::any::Any;
 use std::sync::Arc;
 
 impl EpGroup {
@@ -146,8 +147,8 @@ impl EpGroup {
         let (receipts, links) = meeting.confirm(opened)?;
         state.set_session(Session {
             receipts,
-            links,
-            _memory: [exports, imports],
+            links: Some(links),
+            _memory: Box::new([exports, imports]),
         });
         Self::assemble(state, vec![rank])
     }
@@ -170,8 +171,10 @@ fn check_tickets(rank: usize, tickets: &[Ticket], own: &[PeerMemory]) -> Result<
 
 /// Where a rank's memory comes from that other ranks write.
 pub(super) enum ReceiveMemory {
-    /// The device: all ranks are of this process.
+    /// The device: one host orders all ranks.
     Private,
+    /// The devices of this process. What one member of a group has, it keeps until the last one ends.
+    Common(Vec<DeviceBuffer<u8>>),
     /// Memory that other processes open.
     Shared {
         sharing: Sharing,
@@ -181,6 +184,10 @@ pub(super) enum ReceiveMemory {
 }
 
 impl ReceiveMemory {
+    pub(super) fn common() -> Self {
+        Self::Common(Vec::new())
+    }
+
     fn shared(sharing: Sharing) -> Self {
         Self::Shared {
             sharing,
@@ -195,26 +202,34 @@ impl ReceiveMemory {
         device: &Device,
         len: usize,
     ) -> Result<DeviceBuffer<T>, EpError> {
-        let Self::Shared {
-            sharing,
-            memory,
-            tickets,
-        } = self
-        else {
-            return Ok(device.alloc(len)?);
-        };
         let bytes = len
             .checked_mul(size_of::<T>())
             .ok_or(DeviceError::TooLarge {
                 elements: len,
                 element_bytes: size_of::<T>(),
             })?;
-        let (allocated, ticket) = PeerMemory::allocate(device, bytes, *sharing)?;
-        // SAFETY: the session of the group's state keeps the memory, and ranks keep that state.
-        let buffer = unsafe { allocated.buffer(len)? };
-        memory.push(allocated);
-        tickets.push(ticket);
-        Ok(buffer)
+        match self {
+            Self::Private => Ok(device.alloc(len)?),
+            Self::Common(memory) => {
+                let mut allocated = device.alloc(bytes)?;
+                let pointer = allocated.as_mut_ptr().cast();
+                memory.push(allocated);
+                // SAFETY: the session of the group's state keeps the memory, and ranks keep that state.
+                Ok(unsafe { DeviceBuffer::from_raw(device, pointer, len)? })
+            }
+            Self::Shared {
+                sharing,
+                memory,
+                tickets,
+            } => {
+                let (allocated, ticket) = PeerMemory::allocate(device, bytes, *sharing)?;
+                // SAFETY: as above.
+                let buffer = unsafe { allocated.buffer(len)? };
+                memory.push(allocated);
+                tickets.push(ticket);
+                Ok(buffer)
+            }
+        }
     }
 
     /// The same with every byte set.
@@ -231,30 +246,47 @@ impl ReceiveMemory {
 
     fn into_parts(self) -> (Vec<PeerMemory>, Vec<Ticket>) {
         match self {
-            Self::Private => Default::default(),
+            Self::Private | Self::Common(_) => Default::default(),
             Self::Shared {
                 memory, tickets, ..
             } => (memory, tickets),
         }
     }
+
+    /// What [`common`](Self::common) has allocated.
+    pub(super) fn into_common(self) -> Arc<Vec<DeviceBuffer<u8>>> {
+        Arc::new(match self {
+            Self::Common(memory) => memory,
+            Self::Private | Self::Shared { .. } => Vec::new(),
+        })
+    }
 }
 
-/// What ties a rank to those of other processes.
+/// What ties ranks to those that another host thread, or another process, gives work to.
 pub(super) struct Session {
-    /// `[R]`: where each rank has its receipts.
+    /// `[R]`: where each rank has its receipts. Dropped first, which waits for this device: what it has of others is
+    /// not freed under its kernels.
     receipts: DeviceBuffer<u64>,
-    links: Links,
-    /// What this process shares, and what the others do, for as long as kernels may use it.
-    _memory: [Vec<PeerMemory>; 2],
+    /// To other processes.
+    links: Option<Links>,
+    /// What ranks write of each other, for as long as kernels may use it: what this process shares and what the
+    /// others do, or what all members of the group have.
+    _memory: Box<dyn Any + Send + Sync>,
 }
 
 impl Session {
-    /// [`PeerError::Gone`] if another process is.
-    pub(super) fn check(&self) -> Result<(), PeerError> {
-        match self.links.gone()? {
-            None => Ok(()),
-            Some(rank) => Err(PeerError::Gone { rank }),
+    /// What ties a member of a group to the others in this process.
+    pub(super) fn within(receipts: DeviceBuffer<u64>, memory: Arc<Vec<DeviceBuffer<u8>>>) -> Self {
+        Self {
+            receipts,
+            links: None,
+            _memory: Box::new(memory),
         }
+    }
+
+    /// The ranks whose processes are gone.
+    pub(super) fn gone(&self) -> Result<Vec<usize>, PeerError> {
+        self.links.as_ref().map_or(Ok(Vec::new()), Links::gone)
     }
 
     fn launch(

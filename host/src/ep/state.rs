@@ -110,10 +110,15 @@ impl GroupState {
 
     /// Refuses to send to a process that is gone.
     pub(super) fn check_peers(&self) -> Result<(), EpError> {
-        match self.session.get() {
+        match self.gone()?.first() {
             None => Ok(()),
-            Some(session) => Ok(session.check()?),
+            Some(&rank) => Err(PeerError::Gone { rank }.into()),
         }
+    }
+
+    /// The ranks whose processes are gone.
+    fn gone(&self) -> Result<Vec<usize>, PeerError> {
+        self.session.get().map_or(Ok(Vec::new()), Session::gone)
     }
 
     /// Queues what orders a rank's next round behind those of other processes.
@@ -156,13 +161,16 @@ impl GroupState {
         } else {
             Awaited::Offsets
         };
-        let error = match self.check_peers() {
-            Err(EpError::Peer(PeerError::Gone { rank })) => EpError::PeerGone {
+        // Of several that are gone, the one that was waited for.
+        let gone = self.gone()?;
+        let by_awaited = gone.iter().find(|&&rank| awaited.rank() == Some(rank));
+        let error = match by_awaited.or(gone.first()) {
+            Some(&rank) => EpError::PeerGone {
                 waiting,
                 awaited,
                 rank,
             },
-            _ => EpError::Deadline { waiting, awaited },
+            None => EpError::Deadline { waiting, awaited },
         };
         let mut reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
         *reason = Some(error.to_string());

@@ -409,8 +409,9 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// The first rank that is gone. Does not wait.
-    pub(crate) fn gone(&self) -> Result<Option<usize>, PeerError> {
+    /// The ranks that are gone. Does not wait.
+    pub(crate) fn gone(&self) -> Result<Vec<usize>, PeerError> {
+        let mut ranks = Vec::new();
         for (rank, link) in &self.links {
             let gone = is_gone(link).map_err(|source| PeerError::Socket {
                 action: "watch",
@@ -418,9 +419,9 @@ impl Links {
                 source,
             })?;
             if gone {
-                return Ok(Some(*rank));
+                ranks.push(*rank);
             }
         }
-        Ok(None)
+        Ok(ranks)
     }
 }

@@ -1,6 +1,6 @@
 //! Memory of a GPU that several processes use, or several GPUs.
 
-use super::{CudaBackend, driver_error, out_of_memory, outside_captures};
+use super::{CudaBackend, CudaError, driver_error, out_of_memory, outside_captures};
 use crate::backend::Mapping;
 use crate::error::DeviceError;
 use crate::peer::{Key, LEGACY_BYTES, Sharing, Ticket};
@@ -20,6 +20,35 @@ impl CudaBackend {
         sys::CUmemLocation {
             type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE,
             id: self.device.as_raw(),
+        }
+    }
+
+    /// Lets kernels of this GPU use the memory of another one. False if there is no path.
+    pub(in crate::backend) fn reach(&self, other: &Self) -> Result<bool, DeviceError> {
+        if self.device.as_raw() == other.device.as_raw() {
+            return Ok(true);
+        }
+        let mut possible = 0;
+        // SAFETY: the answer is written before the call returns.
+        unsafe {
+            driver!(cuDeviceCanAccessPeer(
+                &mut possible,
+                self.device.as_raw(),
+                other.device.as_raw()
+            ))?;
+        }
+        if possible == 0 {
+            return Ok(false);
+        }
+        self.enter()?;
+        // SAFETY: the other context lives as long as its backend, and primary contexts longer.
+        match unsafe { driver!(cuCtxEnablePeerAccess(other.context.as_raw(), 0)) } {
+            Err(DeviceError::Driver { code, .. })
+                if code == CudaError::PeerAccessAlreadyEnabled as u32 =>
+            {
+                Ok(true)
+            }
+            enabled => enabled.map(|()| true),
         }
     }
 
