@@ -195,10 +195,11 @@ fn a_round_that_would_overtake_a_receiver_waits_and_then_gives_up() {
     let mut members = members(2, 4, &config, &inputs);
     members[0].queue(0, false);
     // Sends, and does not receive.
-    let stream = &members[1].group.device().create_stream().unwrap();
-    let batch = members[1].inputs[0][0].batch(&config);
-    let pending = members[1].group.ranks_mut()[0]
-        .dispatch_async(stream, &batch)
+    let late = &mut members[1];
+    let stream = late.group.device().create_stream().unwrap();
+    let batch = late.inputs[0][0].batch(&config);
+    let pending = late.group.ranks_mut()[0]
+        .dispatch_async(&stream, &batch)
         .unwrap();
     members[0].group.check().unwrap();
     members[0].queue(1, false);
@@ -216,7 +217,7 @@ fn a_round_that_would_overtake_a_receiver_waits_and_then_gives_up() {
     let late = &mut members[1];
     let received = &mut late.received[0][0];
     let _ = late.group.ranks_mut()[0]
-        .dispatch_wait(stream, pending, received)
+        .dispatch_wait(&stream, pending, received)
         .unwrap();
     late.group.check().unwrap();
     check_received(&config, &inputs[0], 1, &late.received[0][0]);

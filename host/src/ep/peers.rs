@@ -211,7 +211,7 @@ impl ReceiveMemory {
         match self {
             Self::Private => Ok(device.alloc(len)?),
             Self::Common(memory) => {
-                let mut allocated = device.alloc(bytes)?;
+                let mut allocated = device.alloc::<u8>(bytes)?;
                 let pointer = allocated.as_mut_ptr().cast();
                 memory.push(allocated);
                 // SAFETY: the session of the group's state keeps the memory, and ranks keep that state.

@@ -5,6 +5,7 @@ mod examples;
 mod faults;
 mod matrix;
 mod ordering;
+mod peers;
 mod properties;
 mod reported;
 mod rounds;
@@ -13,6 +14,8 @@ mod schedules;
 use tokenyard::ep::TokenFormat;
 use tokenyard::reference::ep::Setup;
 use tokenyard_tests::Suite;
+
+pub use peers::run_as_child;
 
 pub fn register(suite: &mut Suite) {
     for register in [
@@ -24,6 +27,7 @@ pub fn register(suite: &mut Suite) {
         errors::register,
         faults::register,
         ordering::register,
+        peers::register,
         properties::register,
     ] {
         register(suite);

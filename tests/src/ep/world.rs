@@ -52,6 +52,8 @@ pub struct World {
     /// The ranks.
     pub group: EpGroup,
     received: Vec<Received>,
+    /// Inputs of the last round.
+    inputs: Vec<Uploaded>,
 }
 
 /// A rank's tensors on the device.
@@ -75,17 +77,25 @@ impl World {
     /// # Errors
     /// As the library's own.
     pub fn with_config(device: &Device, case: &EpCase, config: EpConfig) -> Result<Self> {
-        let ranks = config.ranks();
-        let group = match case.launch {
+        Self::of(match case.launch {
             Some(shape) => EpGroup::with_launch(device, config, shape)?,
             None => EpGroup::new(device, config)?,
-        };
-        let streams = (0..ranks).map(|_| device.create_stream());
-        let received = (0..ranks).map(|_| group.allocate_received());
+        })
+    }
+
+    /// The ranks of a group, or of a member of a larger one, on a device.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn of(group: EpGroup) -> Result<Self> {
+        let device = group.device().clone();
+        let streams = group.ranks().iter().map(|_| device.create_stream());
+        let received = group.ranks().iter().map(|_| group.allocate_received());
         Ok(Self {
             streams: streams.collect::<Result<_, _>>()?,
             received: received.collect::<Result<_, _>>()?,
-            device: device.clone(),
+            inputs: Vec::new(),
+            device,
             group,
         })
     }
@@ -96,18 +106,36 @@ impl World {
     /// # Errors
     /// As the library's own.
     pub fn dispatch(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
-        let uploaded = case
-            .ranks
-            .iter()
+        self.upload(case)?;
+        self.queue(case, mode)?;
+        self.group.check()
+    }
+
+    /// Puts the inputs of a round on the device.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn upload(&mut self, case: &EpCase) -> Result<(), EpError> {
+        let ranks = self.group.ranks().iter();
+        self.inputs = ranks
             .map(|rank| {
+                let rank = &case.ranks[rank.number()];
                 Ok(Uploaded {
                     tokens: self.device.upload(&rank.tokens)?,
                     topk_ids: self.device.upload(&rank.topk_ids)?,
                     factor: self.device.upload(&[case.setup.global_factor])?,
                 })
             })
-            .collect::<Result<Vec<_>, EpError>>()?;
-        let batches = uploaded.iter().map(|rank| {
+            .collect::<Result<_, EpError>>()?;
+        Ok(())
+    }
+
+    /// A round of the inputs that are on the device, which is not waited for.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn queue(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
+        let batches = self.inputs.iter().map(|rank| {
             let batch = Batch::new(&rank.tokens, &rank.topk_ids);
             match case.setup.format {
                 TokenFormat::Nvfp4 => batch.input_scale(&rank.factor),
@@ -118,7 +146,7 @@ impl World {
         if mode == Mode::Fused {
             self.group
                 .dispatch(&self.streams[0], &batches, &mut self.received)?;
-            return self.group.check();
+            return Ok(());
         }
         let on = |rank: usize| if mode == Mode::Split { 0 } else { rank };
         let mut pending = Vec::new();
@@ -134,7 +162,7 @@ impl World {
             let stream = &self.streams[on(rank)];
             self.group.ranks_mut()[rank].dispatch_wait(stream, pending, received)?;
         }
-        self.group.check()
+        Ok(())
     }
 
     /// One fused round of batches that the caller made.
@@ -190,8 +218,26 @@ impl World {
     pub fn check_round(&mut self, case: &EpCase, mode: Mode) -> Result<()> {
         self.fill(BACKGROUND)?;
         self.dispatch(case, mode)?;
-        let found = self.download()?;
-        self.compare(case, BACKGROUND, &found)
+        self.compare_round(case)
+    }
+
+    /// Holds what [`queue`](Self::queue) led to, over outputs that [`prepare`](Self::prepare) has filled, to the
+    /// reference. Waits for the device.
+    ///
+    /// # Errors
+    /// As the library's own, or the first thing that differs.
+    pub fn compare_round(&self, case: &EpCase) -> Result<()> {
+        self.group.check()?;
+        self.compare(case, BACKGROUND, &self.download()?)
+    }
+
+    /// Puts the inputs of a round on the device, and a pattern in the outputs.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn prepare(&mut self, case: &EpCase) -> Result<(), EpError> {
+        self.fill(BACKGROUND)?;
+        self.upload(case)
     }
 
     /// Holds downloaded outputs to the reference, over outputs that were full of `background`.
@@ -201,9 +247,12 @@ impl World {
     pub fn compare(&self, case: &EpCase, background: u8, found: &[ReceivedBytes]) -> Result<()> {
         let (rows, quantized) = case.expected()?;
         let before = case.background(background);
-        for (rank, rows) in rows.iter().enumerate() {
-            rows.check(&quantized, &before, &found[rank], case.order)?;
-            let handles = self.received[rank].pairs().download()?;
+        let local = self.group.ranks().iter().zip(found).zip(&self.received);
+        for ((rank, found), received) in local {
+            let rank = rank.number();
+            let rows = &rows[rank];
+            rows.check(&quantized, &before, found, case.order)?;
+            let handles = received.pairs().download()?;
             let expected = rows.handles.iter().map(|&(end, count)| [end, count]);
             ensure!(
                 handles == expected.collect::<Vec<_>>(),
