@@ -1,5 +1,6 @@
 //! Grouped quantization on a device.
 
+mod block_shape;
 mod error;
 mod operands;
 mod output;
@@ -14,9 +15,10 @@ use crate::device_routing::DeviceRouting;
 use crate::error::DeviceError;
 use crate::options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding};
 use crate::stream::Stream;
+use block_shape::{BlockShape, Room};
 use error::{check_columns, to_index};
 use kernels_gpu::formats::{self, Rules};
-use kernels_gpu::quantize::{self, MAX_RUNS_PER_BLOCK, THREADS};
+use kernels_gpu::quantize;
 use kernels_gpu::scale_tile::Swizzle;
 use kernels_gpu::{for_each_quantize_entry, for_each_traffic_twin};
 use output::output_bytes;
@@ -54,7 +56,7 @@ struct Call<'a> {
     sf_len: u32,
     rules: u32,
     scale_store: u32,
-    runs_per_block: u32,
+    shape: BlockShape,
 }
 
 /// A line of [`for_each_quantize_entry`] or [`for_each_traffic_twin`].
@@ -63,17 +65,20 @@ struct Entry {
     /// Names of the kernel crate's types, which are those of the options but for upper case.
     format: &'static str,
     input_type: &'static str,
+    /// Threads that run on a multiprocessor at once, and the most of a block.
+    threads: u32,
     launcher: Launcher,
 }
 
 type Launcher = unsafe fn(Call<'_>) -> Result<(), DeviceError>;
 
 macro_rules! entries {
-    ($($name:ident: $format:ident, $input:ident, $blocks:literal;)*) => {
+    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
         &[$(Entry {
             name: stringify!($name),
             format: stringify!($format),
             input_type: stringify!($input),
+            threads: $threads,
             launcher: |call| {
                 let routing = call.routing;
                 let args = quantize::$name::Args {
@@ -97,7 +102,7 @@ macro_rules! entries {
                         .map_or(std::ptr::null(), |rows| rows.as_ptr()),
                     rules: call.rules,
                     scale_store: call.scale_store,
-                    runs_per_block: call.runs_per_block,
+                    runs_per_block: call.shape.runs,
                 };
                 // SAFETY: the caller's obligation.
                 unsafe { call.stream.launch(call.config, args) }
@@ -123,6 +128,7 @@ pub struct GroupedQuantizerBuilder {
     options: QuantizeOptions,
     scale_store: ScaleStore,
     runs_per_block: Option<u32>,
+    threads_per_block: Option<u32>,
     max_experts: usize,
     traffic_twin: bool,
 }
@@ -172,10 +178,19 @@ impl GroupedQuantizerBuilder {
 
     /// Runs of 512 columns that a thread block takes: 1, 2, 4 or 8. The bytes are the same.
     ///
-    /// Chosen by the number of rows an expert has on average unless told: one run where there are
-    /// enough rows to keep a block busy, more where experts have a row or two.
+    /// Chosen by the numbers of rows and experts unless told; 1 if only the
+    /// [threads](Self::threads_per_block) are told.
     pub fn runs_per_block(mut self, runs: u32) -> Self {
         self.runs_per_block = Some(runs);
+        self
+    }
+
+    /// Threads of a block: a multiple of a warp for each of its [runs](Self::runs_per_block), up to 1024 (256
+    /// below compute capability 9.0, and 768 or 512 for FP32 input). The bytes are the same.
+    ///
+    /// Chosen by the numbers of rows and experts unless told; 256 if only the runs are told.
+    pub fn threads_per_block(mut self, threads: u32) -> Self {
+        self.threads_per_block = Some(threads);
         self
     }
 
@@ -213,14 +228,6 @@ impl GroupedQuantizerBuilder {
             }
             store => store,
         };
-        if let Some(found) = self.runs_per_block
-            && !(found.is_power_of_two() && found <= MAX_RUNS_PER_BLOCK)
-        {
-            return Err(QuantizeError::RunsPerBlock {
-                found,
-                most: MAX_RUNS_PER_BLOCK,
-            });
-        }
         let entries = match self.traffic_twin {
             true => TRAFFIC_TWINS,
             false => ENTRIES,
@@ -238,6 +245,8 @@ impl GroupedQuantizerBuilder {
                 available: names.join(", "),
             });
         };
+        let room = Room::new(&self.device, entry.threads);
+        let shape = room.checked(self.threads_per_block, self.runs_per_block)?;
         let rules = Rules::new(
             match self.options.scale_rounding {
                 ScaleRounding::Rceil => formats::ScaleRounding::Rceil,
@@ -257,6 +266,8 @@ impl GroupedQuantizerBuilder {
             columns,
             rules,
             scale_store,
+            room,
+            shape,
             launcher: entry.launcher,
             choices: self,
         })
@@ -273,6 +284,9 @@ pub struct GroupedQuantizer {
     columns: u32,
     rules: Rules,
     scale_store: ScaleStore,
+    room: Room,
+    /// What was asked for.
+    shape: Option<BlockShape>,
     launcher: Launcher,
 }
 
@@ -287,6 +301,7 @@ impl GroupedQuantizer {
             options: QuantizeOptions::default(),
             scale_store: ScaleStore::Auto,
             runs_per_block: None,
+            threads_per_block: None,
             max_experts: usize::MAX,
             traffic_twin: false,
         }
@@ -412,16 +427,17 @@ impl GroupedQuantizer {
             (ScaleStore::Auto | ScaleStore::Bulk, _) => quantize::ScaleStore::BULK,
         };
         let row_tiles = output.row_tiles as u32;
-        let runs_per_block = self
-            .choices
-            .runs_per_block
-            .unwrap_or_else(|| runs_per_block(output.rows, routing.slots()));
+        let shape = self.shape.unwrap_or_else(|| {
+            let (rows, slots) = (output.rows, routing.slots());
+            self.room
+                .shape(self.choices.format, rows, self.columns, slots)
+        });
         let call = Call {
             stream,
             config: LaunchConfig::line(
-                quantize::grid_size(row_tiles, self.columns, runs_per_block),
-                THREADS,
-                quantize::shared_bytes(runs_per_block),
+                quantize::grid_size(row_tiles, self.columns, shape.runs),
+                shape.threads,
+                quantize::shared_bytes(shape.runs),
             )?,
             input: input.address(),
             input_rows,
@@ -439,7 +455,7 @@ impl GroupedQuantizer {
             sf_len: tensor_scales.0.len() as u32,
             rules: self.rules.bits(),
             scale_store: store.bits(),
-            runs_per_block,
+            shape,
         };
         // SAFETY: every extent is that of the buffer it goes with: `data` and `scales` by
         // `Quantized`, the tables by `DeviceRouting`, the input by `input_rows`. The launch is the
@@ -493,15 +509,5 @@ impl GroupedQuantizer {
             return Err(QuantizeError::SourceRow { row: end - 1, rows });
         }
         to_index("the number of input rows", rows)
-    }
-}
-
-/// Runs per block for `rows` rows in `slots` slots: enough for the warps of a block to find work where
-/// experts have so few rows that one run would leave most of them without.
-fn runs_per_block(rows: usize, slots: usize) -> u32 {
-    match rows / slots.max(1) {
-        0 | 1 => 4,
-        2 | 3 => 2,
-        _ => 1,
     }
 }

@@ -54,7 +54,7 @@ impl Groups {
     /// give another slot's rows, never rows that do not exist.
     #[inline(always)]
     pub fn rows_in_tile(self, tile: u32) -> Option<TileRows> {
-        let slot = self.last_slot_by_warp(|slot| self.tile_start(slot) <= tile);
+        let slot = self.last_slot_by_warp(tile)?;
         let start = self.row_offsets.load(slot as usize).min(self.rows);
         let end = self.row_offsets.load(slot as usize + 1).min(self.rows);
         let tile_in_slot = tile.checked_sub(self.tile_start(slot))?;
@@ -76,27 +76,44 @@ impl Groups {
         self.last_slot(|slot| self.row_offsets.load(slot as usize) <= row)
     }
 
-    /// The last slot that begins early enough, or the first one, found by the lanes of a warp together.
+    /// The last slot that begins at or before row tile `tile`, or the first one, found by the lanes of a warp
+    /// together. `None`: the tile lies behind the last slot.
     ///
     /// A bisection waits for one read after another, `ceil(log2(slots))` of them, and this is on the
     /// way of a thread block to its first row. Here every round reads 32 slots at once and leaves a
     /// 32nd of the range: two rounds up to 1024 slots.
+    ///
+    /// With many experts half of all blocks may be behind the last slot. They are found out by what is read together
+    /// with the first round, so it costs the others no time.
     #[inline(always)]
-    fn last_slot_by_warp(self, begins_early_enough: impl Fn(u32) -> bool) -> u32 {
-        let lane = thread::thread_idx_x() % WARP;
-        let mut slot = 0;
-        let mut past = self.slots;
-        while slot + 1 < past {
-            let step = (past - slot).div_ceil(WARP);
-            let probe = slot + lane * step;
-            let early_enough = probe < past && begins_early_enough(probe);
-            // SAFETY: whole warps call this, and all lanes have the same range.
-            let ballot = unsafe { warp::warp_vote_ballot(u32::MAX, early_enough) };
-            let last = (ballot | 1).ilog2();
-            slot += last * step;
-            past = past.min(slot + step);
+    fn last_slot_by_warp(self, tile: u32) -> Option<u32> {
+        let last = self.slots - 1;
+        let last_start = self.tile_start(last);
+        let last_row = self.row_offsets.load(last as usize);
+        let end = self.row_offsets.load(self.slots as usize);
+        let (mut slot, mut past) = self.narrowed(0, self.slots, tile);
+        let last_tiles = end.saturating_sub(last_row).div_ceil(TILE_ROWS);
+        if tile >= last_start.saturating_add(last_tiles) {
+            return None;
         }
-        slot
+        while slot + 1 < past {
+            (slot, past) = self.narrowed(slot, past, tile);
+        }
+        Some(slot)
+    }
+
+    /// A round of [`last_slot_by_warp`](Self::last_slot_by_warp): of the slots from `slot` to before `past`, the
+    /// 32nd part in which it is.
+    #[inline(always)]
+    fn narrowed(self, slot: u32, past: u32, tile: u32) -> (u32, u32) {
+        let lane = thread::thread_idx_x() % WARP;
+        let step = (past - slot).div_ceil(WARP);
+        let probe = slot + lane * step;
+        let early_enough = probe < past && self.tile_start(probe) <= tile;
+        // SAFETY: whole warps call this, and all lanes have the same range.
+        let ballot = unsafe { warp::warp_vote_ballot(u32::MAX, early_enough) };
+        let slot = slot + (ballot | 1).ilog2() * step;
+        (slot, past.min(slot + step))
     }
 
     /// The last slot that begins early enough, or the first one: a bisection, as slots begin in order.

@@ -88,6 +88,6 @@ impl Swizzle {
 /// Where the byte at `offset` of the staging area goes under a [`Swizzle::mask`]. The area must be
 /// aligned to 1024 bytes: the hardware looks at address bits, not at offsets.
 #[inline(always)]
-pub const fn swizzled(offset: usize, mask: u32) -> usize {
-    offset ^ ((offset >> 3) & mask as usize)
+pub const fn swizzled(offset: u32, mask: u32) -> u32 {
+    offset ^ ((offset >> 3) & mask)
 }

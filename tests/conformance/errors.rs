@@ -96,6 +96,27 @@ fn builder(context: &Context) -> Result<()> {
     for runs in [1, 2, 4, 8] {
         new(Format::Nvfp4).runs_per_block(runs).build()?;
     }
+    for (threads, runs) in [(0, 1), (48, 1), (96, 2), (128, 8), (2048, 1), (u32::MAX, 1)] {
+        let builder = new(Format::Nvfp4).threads_per_block(threads);
+        refused!(
+            builder.runs_per_block(runs).build(),
+            QuantizeError::ThreadsPerBlock { found, multiple, .. }
+                if (*found, *multiple) == (threads, 32 * runs)
+        );
+    }
+    let f32_input = |threads| {
+        let builder = new(Format::Mxfp4).input_type(InputType::F32);
+        builder.threads_per_block(threads).build()
+    };
+    f32_input(256)?;
+    refused!(
+        f32_input(544),
+        QuantizeError::ThreadsPerBlock {
+            found: 544,
+            multiple: 32,
+            most: 256 | 512
+        }
+    );
     Ok(())
 }
 

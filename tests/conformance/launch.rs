@@ -61,7 +61,11 @@ fn stores_of_other_inputs(context: &Context, format: Format) -> Result<()> {
         let problem = problem(format, input_type);
         let launches: Vec<Launch> = Launch::stores(&device)
             .into_iter()
-            .map(|store| Launch { runs: None, store })
+            .map(|store| Launch {
+                store,
+                ..Launch::default()
+            })
+            .chain(Launch::all_threads(&device))
             .collect();
         problem.check_all(&[device], &launches)?;
     }
@@ -113,7 +117,13 @@ fn outputs_move_between_quantizers(context: &Context) -> Result<()> {
     let mut output = first.allocate(problem.rows(), problem.row_tiles)?;
     for store in stores {
         output = cleared(&problem, output)?;
-        let quantizer = problem.quantizer(&device, Launch { runs: None, store })?;
+        let quantizer = problem.quantizer(
+            &device,
+            Launch {
+                store,
+                ..Launch::default()
+            },
+        )?;
         run(
             &quantizer,
             &stream,

@@ -36,7 +36,7 @@ struct Entry {
 }
 
 macro_rules! quantize_entries {
-    ($($name:ident: $format:ident, $input:ident, $blocks:literal;)*) => {
+    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
         fn quantizers() -> Vec<Entry> {
             vec![$(Entry {
                 kernel: <quantize::$name::Args as KernelArgs>::KERNEL,
@@ -49,7 +49,7 @@ macro_rules! quantize_entries {
 for_each_quantize_entry!(quantize_entries);
 
 macro_rules! twin_entries {
-    ($($name:ident: $format:ident, $input:ident, $blocks:literal;)*) => {
+    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
         fn twins() -> Vec<KernelInfo> {
             vec![$(<quantize::$name::Args as KernelArgs>::KERNEL),*]
         }
@@ -177,9 +177,12 @@ fn entries_and_parameters(module: &Module) -> Result<()> {
 fn launch_bounds(module: &Module) -> Result<()> {
     for Entry { kernel, .. } in entries() {
         let found = entry(module, &kernel)?.directive("maxntid");
-        let threads = kernel
+        let mut threads = kernel
             .max_threads
             .context("a kernel without launch bounds")?;
+        if kernel.name.starts_with("grouped_quantize") && capability(module)? < 90 {
+            threads = threads.min(quantize::MAX_THREADS_BEFORE_9_0);
+        }
         ensure!(
             found == Some(&[threads, 1, 1]),
             "{}: {found:?}, not {threads}",

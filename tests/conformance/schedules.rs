@@ -51,7 +51,11 @@ fn quantizer(context: &Context, format: Format) -> Result<()> {
         };
         for store in stores {
             for runs in [Some(1), Some(2), Some(8)] {
-                let launch = Launch { runs, store };
+                let launch = Launch {
+                    runs,
+                    store,
+                    ..Launch::default()
+                };
                 let found = problem.run(&device, launch)?;
                 problem
                     .compare(&expected, &found)

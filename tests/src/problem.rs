@@ -86,6 +86,8 @@ impl Grouping {
 pub struct Launch {
     /// Runs of columns that a block takes; the library's choice unless told.
     pub runs: Option<u32>,
+    /// Threads of a block; likewise.
+    pub threads: Option<u32>,
     /// How scale tiles are written.
     pub store: ScaleStore,
 }
@@ -102,12 +104,42 @@ impl Launch {
         })
     }
 
-    /// Every number of runs with every store that a device has.
+    /// Every number of runs with every store that a device has, and blocks of few and of many threads.
     pub fn all(device: &Device) -> Vec<Self> {
-        Self::stores(device)
+        let stores = Self::stores(device).into_iter();
+        let runs_and_stores = stores.flat_map(|store| {
+            Self::RUNS.map(|runs| Self {
+                runs,
+                store,
+                ..Self::default()
+            })
+        });
+        runs_and_stores.chain(Self::all_threads(device)).collect()
+    }
+
+    /// Blocks of one warp to as many as there can be: fewer than rows of a tile and more, a power of two and not.
+    pub fn all_threads(device: &Device) -> impl Iterator<Item = Self> {
+        let most = match device.compute_capability() {
+            (..=8, _) => 256,
+            _ => 512,
+        };
+        let shapes = [
+            (32, 1),
+            (64, 2),
+            (96, 1),
+            (128, 4),
+            (192, 2),
+            (384, 4),
+            (512, 1),
+        ];
+        let shapes = shapes
             .into_iter()
-            .flat_map(|store| Self::RUNS.map(|runs| Self { runs, store }))
-            .collect()
+            .filter(move |&(threads, _)| threads <= most);
+        shapes.map(|(threads, runs)| Self {
+            runs: Some(runs),
+            threads: Some(threads),
+            ..Self::default()
+        })
     }
 
     /// The ways to write scale tiles that a device has.
@@ -129,6 +161,9 @@ impl fmt::Display for Launch {
         match self.runs {
             Some(runs) => write!(f, "{runs} runs a block, ")?,
             None => f.write_str("runs as chosen, ")?,
+        }
+        if let Some(threads) = self.threads {
+            write!(f, "{threads} threads, ")?;
         }
         write!(f, "{:?} store", self.store)
     }
@@ -243,6 +278,10 @@ impl Problem {
             .scale_store(launch.store);
         let builder = match launch.runs {
             Some(runs) => builder.runs_per_block(runs),
+            None => builder,
+        };
+        let builder = match launch.threads {
+            Some(threads) => builder.threads_per_block(threads),
             None => builder,
         };
         Ok(builder.build()?)

@@ -52,6 +52,15 @@ def percentile(values, share):
     return low + (ordered[math.ceil(place)] - low) * (place - math.floor(place))
 
 
+def unpack(archive, folder):
+    """Unpacks an archive with the permissions of its files: some packages bring programs that they start."""
+    for member in archive.infolist():
+        path = pathlib.Path(archive.extract(member, folder))
+        mode = member.external_attr >> 16 & 0o777
+        if mode and path.is_file():
+            path.chmod(mode)
+
+
 def table(results):
     """The results as Markdown.
 
@@ -329,7 +338,7 @@ def main():
         wheels = sorted(options.wheels.glob("*.whl"))
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(packages)
+                unpack(archive, packages)
         sys.path.insert(0, str(packages))
         record, ours = run_ours(options.xtask, shapes, options.rounds, options.out / "before", dump)
 

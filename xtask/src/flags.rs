@@ -388,6 +388,10 @@ pub struct BenchQuantizeFlags {
     #[arg(long, value_name = "N")]
     pub runs_per_block: Option<u32>,
 
+    /// Threads of a block  [default: the library's]
+    #[arg(long, value_name = "N")]
+    pub threads_per_block: Option<u32>,
+
     /// How scale tiles leave shared memory
     #[arg(long, value_enum, default_value_t, value_name = "STORE")]
     pub scale_store: StoreChoice,
@@ -423,6 +427,7 @@ impl BenchQuantizeFlags {
     pub fn launch(&self) -> Launch {
         Launch {
             runs_per_block: self.runs_per_block,
+            threads_per_block: self.threads_per_block,
             scale_store: self.scale_store.store(),
         }
     }
@@ -588,7 +593,8 @@ mod tests {
     #[test]
     fn bench_narrows_and_repeats_as_told() {
         let line = "xtask bench quantize --suite all --shape 192x --format mxfp4 --format mxfp8 \
-                    --input f32 --quick --runs-per-block 4 --scale-store tensor-map";
+                    --input f32 --quick --runs-per-block 4 \
+                    --threads-per-block 128 --scale-store tensor-map";
         let Command::Bench(flags) = parse(line).unwrap().command else {
             panic!("not bench");
         };
@@ -597,6 +603,7 @@ mod tests {
         assert_eq!(flags.filter().formats, [Format::Mxfp4, Format::Mxfp8]);
         let launch = flags.launch();
         assert_eq!(launch.runs_per_block, Some(4));
+        assert_eq!(launch.threads_per_block, Some(128));
         assert_eq!(launch.scale_store, ScaleStore::TensorMap(Swizzle::None));
         assert_eq!(flags.backend, BenchBackend::Cuda);
         assert!(parse("xtask bench quantize --rounds 0").is_err());

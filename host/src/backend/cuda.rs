@@ -211,6 +211,10 @@ impl CudaBackend {
         self.l2_bytes
     }
 
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
     pub(crate) fn description(&self) -> String {
         self.description.clone()
     }

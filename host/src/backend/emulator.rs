@@ -98,6 +98,11 @@ impl EmulatorBackend {
         0
     }
 
+    /// A few, so that blocks do not get more threads than they have work for: each costs time here.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        4
+    }
+
     pub(crate) fn description(&self) -> String {
         let (major, minor) = self.compute_capability();
         let suffix = if self.options.target.arch_specific {

@@ -98,6 +98,11 @@ impl Backend {
         dispatch!(self.l2_bytes())
     }
 
+    /// Multiprocessors: how much runs at once.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        dispatch!(self.multiprocessors())
+    }
+
     /// Major and minor compute capability.
     pub(crate) fn compute_capability(&self) -> (u32, u32) {
         dispatch!(self.compute_capability())

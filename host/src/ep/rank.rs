@@ -36,7 +36,7 @@ pub struct CounterState {
     pub row_ends: Vec<u32>,
     /// Sender blocks that are done. 0 between rounds.
     pub sent: u32,
-    /// Blocks that may still read the layout. 0 between rounds.
+    /// Blocks that may still read the layout; the highest bit, if one gave up waiting for it. 0 between rounds.
     pub ready: u32,
 }
 
@@ -171,7 +171,8 @@ impl EpRank {
     /// waits may occupy the whole device, and those it waits for would never start.
     ///
     /// When the stream has got there, `received` holds it; unless another rank did not send within the deadline,
-    /// which [`EpGroup::check`](super::EpGroup::check) tells.
+    /// which [`EpGroup::check`](super::EpGroup::check) tells. Row offsets and handle words are all 0 then, for
+    /// kernels behind this call that begin before anybody checks.
     ///
     /// # Errors
     ///

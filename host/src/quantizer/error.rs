@@ -55,6 +55,17 @@ pub enum QuantizeError {
         most: u32,
     },
 
+    /// A thread block has whole warps, as many for each of its runs.
+    #[error("{found} threads per block; it must be a multiple of {multiple} up to {most}")]
+    ThreadsPerBlock {
+        /// What was asked for.
+        found: u32,
+        /// A warp for each run.
+        multiple: u32,
+        /// The most.
+        most: u32,
+    },
+
     /// The copy engine came with compute capability 9.0.
     #[error(
         "{store:?} needs compute capability 9.0; the device has {major}.{minor}",

@@ -9,6 +9,7 @@
 //! | S | [`Shape::shared_rows`] | rows of the shared expert |
 
 use super::message::MAX_TOP_K;
+use super::wait::Published;
 use core::mem::offset_of;
 use core::simd::{u32x2, u32x4};
 use cuda_std::atomic::scoped::{Atomic, Device, Global};
@@ -316,10 +317,10 @@ impl Counters {
         self.atomic(Self::sent_word(self.pairs))
     }
 
-    /// Copy blocks that may still read the offsets of this round; 0 while there are none to read.
+    /// The offsets of this round: whether they are there, and how many blocks may still read them.
     #[inline(always)]
-    pub(super) fn ready(&self) -> Atomic<u32, Device, Global> {
-        self.atomic(Self::ready_word(self.pairs))
+    pub(super) fn ready(&self) -> Published {
+        Published::new(self.atomic(Self::ready_word(self.pairs)))
     }
 }
 

@@ -13,13 +13,13 @@ use super::arguments::{Counters, Peer, Rank, Shape};
 use super::faults::Fault;
 use super::format::TokenFormat;
 use super::message::MessageLayout;
+use super::offsets::lay_out_nothing;
 use super::output::{Place, ReceivedMessage, write_payload, write_row};
 use super::search::first_above;
 use super::wait::{Awaited, Failure, Waiter};
 use super::workers::Workers;
 use crate::WARP;
 use core::simd::{u32x2, u32x4};
-use cuda_std::atomic::scoped::Relaxed;
 use cuda_std::view::{IndirectView, IndirectViewMut};
 use cuda_std::{thread, warp};
 
@@ -58,8 +58,7 @@ impl Copier<'_> {
             expert: 0,
             word: 0,
         };
-        let late = thread::thread_idx_x() == 0
-            && waiter.wait(self.counters.ready(), 0, self.shape).is_none();
+        let late = thread::thread_idx_x() == 0 && !self.counters.ready().wait(waiter, self.shape);
         thread::sync_threads_or(late as u32) == 0
     }
 
@@ -93,10 +92,11 @@ impl Copier<'_> {
             // SAFETY: the caller's obligation.
             unsafe { self.copy_scale_quads::<F>(warp, warps) };
         }
-        // No thread of this block reads the offsets after this.
+        // No thread of this block reads the offsets after this, or writes them.
         thread::sync_threads();
-        if thread::thread_idx_x() == 0 {
-            self.counters.ready().fetch_add(u32::MAX, Relaxed);
+        if thread::thread_idx_x() == 0 && !self.counters.ready().finish() {
+            // SAFETY: the caller's obligation; this is the block that laid them out, and the others have given up.
+            unsafe { lay_out_nothing(self.shape, self.rank, Workers::thread()) };
         }
     }
 

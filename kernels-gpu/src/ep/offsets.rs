@@ -10,17 +10,22 @@
 //! ```
 //!
 //! Where the format wants it, the rows of each group, the shared expert's too, are rounded up.
+//!
+//! If the round fails, all of `row_offsets` and `pairs` are 0: no group has a row. The host learns of the failure
+//! when it looks; a kernel that is queued behind this one would take what the round before left there for this
+//! one's.
 
 use super::arguments::{Counters, NOT_ARRIVED, PAIR_BIAS, Peer, Rank, Shape};
 use super::faults::Fault;
 use super::format::{ScaleLayout, TokenFormat};
 use super::shared_memory::SharedMemory;
 use super::wait::{Awaited, Failure, Waiter};
+use super::workers::Workers;
 use crate::WARP;
 use crate::prefix_sum::block_exclusive_sum;
 use crate::scale_tile::TILE_ROWS;
 use core::simd::u32x2;
-use cuda_std::atomic::scoped::{Atomic, Global, Relaxed, Release, System};
+use cuda_std::atomic::scoped::{Atomic, Global, Relaxed, System};
 use cuda_std::thread;
 use cuda_std::view::IndirectViewMut;
 
@@ -37,7 +42,8 @@ pub(super) struct Offsets<'a> {
 
 impl Offsets<'_> {
     /// Lays out what the rank gets, and lets the copy blocks begin. False if a count did not arrive in time:
-    /// then nobody begins. All threads of the block call it together and get the same answer.
+    /// then nobody begins, and the rank gets [nothing](lay_out_nothing). All threads of the block call it together
+    /// and get the same answer.
     ///
     /// # Safety
     ///
@@ -45,12 +51,14 @@ impl Offsets<'_> {
     #[inline(always)]
     pub(super) unsafe fn publish<F: TokenFormat>(self) -> bool {
         if !self.collect_counts() {
+            // SAFETY: the caller's obligation; no other block writes these.
+            unsafe { lay_out_nothing(self.shape, self.rank, Workers::block()) };
             return false;
         }
         self.lay_out_groups::<F>();
         // Everything above is released by the one store: thread 0 is behind the barrier that was last.
         if thread::thread_idx_x() == 0 {
-            self.counters.ready().store(thread::grid_dim_x(), Release);
+            self.counters.ready().publish(thread::grid_dim_x());
         }
         // Only who reads the output needs these.
         self.lay_out_pairs();
@@ -232,4 +240,31 @@ impl Offsets<'_> {
             pair += thread::block_dim_x();
         }
     }
+}
+
+/// Makes `row_offsets` and `pairs` those of a round that failed: all zero.
+///
+/// # Safety
+///
+/// `shape` and `rank` are what an entry demands. Nobody else writes these outputs, or reads them during the launch.
+#[inline(always)]
+pub(super) unsafe fn lay_out_nothing(shape: &Shape, rank: &Rank, workers: Workers) {
+    let (groups, pairs) = (shape.groups() as usize, shape.pairs() as usize);
+    // SAFETY: the caller's obligation.
+    let (row_offsets, handles) = unsafe {
+        (
+            IndirectViewMut::new(rank.output.row_offsets, groups + 1),
+            IndirectViewMut::new(rank.output.pairs, pairs),
+        )
+    };
+    workers.copy(
+        groups + 1,
+        |_| 0,
+        |index, zero| row_offsets.store(index, zero),
+    );
+    workers.copy(
+        pairs,
+        |_| u32x2::splat(0),
+        |index, zero| handles.store(index, zero),
+    );
 }

@@ -11,6 +11,12 @@ pub(super) struct Workers {
 }
 
 impl Workers {
+    /// This thread alone.
+    #[inline(always)]
+    pub(super) fn thread() -> Self {
+        Self { index: 0, count: 1 }
+    }
+
     /// The lanes of this thread's warp.
     #[inline(always)]
     pub(super) fn warp() -> Self {

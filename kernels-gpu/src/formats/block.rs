@@ -40,15 +40,18 @@ pub struct BlockScale {
 
 /// A block's scale in the common case, which takes few instructions to recognise and to compute.
 ///
-/// If neither `common` nor `saturating` is set, the rest means nothing, and
+/// If neither `common` nor `finite` is set, the rest means nothing, and
 /// [`BlockFormat::block_scale`] has the answer.
 #[derive(Clone, Copy, Debug)]
 pub struct CommonScale {
     /// [`BlockFormat::multiplier`] says how to multiply the elements.
     pub common: bool,
-    /// They need [`Multiplier::Number`], or are +0 if `code` is 0. Only where the format
-    /// [`SATURATES`](BlockFormat::SATURATES).
-    pub saturating: bool,
+    /// Elements are +0 if the block is `dead`, and otherwise [`Multiplier::Number`] does for them. Only where the format
+    /// [`SATURATES`](BlockFormat::SATURATES); there it holds for common blocks as well, and does not depend on `common`,
+    /// which would be kept for it through the common path.
+    pub finite: bool,
+    /// Whether the code is 0 and the largest magnitude is not. No common block is.
+    pub dead: bool,
     /// The stored byte.
     pub code: u8,
     /// What elements are multiplied by.
@@ -60,7 +63,7 @@ pub trait BlockFormat {
     /// What a thread block works out once for its expert, so that a common scale costs little.
     type Prepared: Copy;
 
-    /// Whether there are blocks that are [`saturating`](CommonScale::saturating).
+    /// Whether there are blocks that are [`finite`](CommonScale::finite) and not common.
     const SATURATES: bool;
 
     /// Entries of a table in shared memory that the thread block fills once for its expert.
@@ -207,7 +210,8 @@ impl BlockFormat for NvFp4 {
         let dead = code == 0 && amax != Amax::ZERO;
         CommonScale {
             common: entry >= 0.0 && !dead,
-            saturating: entry < 0.0 || dead && !prepared.strict,
+            finite: !entry.is_nan() && !(dead && prepared.strict),
+            dead,
             code: code as u8,
             factor: entry.abs(),
         }

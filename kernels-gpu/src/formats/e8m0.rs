@@ -149,7 +149,8 @@ impl PowerOfTwoScales {
         };
         CommonScale {
             common: zero || codes.contains(&code),
-            saturating: false,
+            finite: false,
+            dead: false,
             code: if zero { 0 } else { code as u8 },
             factor: reciprocal,
         }

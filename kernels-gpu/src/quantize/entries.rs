@@ -6,26 +6,26 @@ use core::simd::u32x4;
 use cuda_std::kernel;
 use cuda_std::tma;
 
-/// The entries: `name: format, input type, blocks a multiprocessor;`.
+/// The entries: `name: format, input type, threads;`.
 ///
 /// Expands to `$callback! { ... }` with this list, here to define them and in the host library to
 /// find them, so that a new line here and one in `for_each_traffic_twin` is all that a new entry takes.
 ///
-/// The number of blocks bounds the registers: as many as let this many blocks run side by side. More
-/// blocks would have to spill, or have been measured to be slower (`docs/performance.md`).
+/// That many threads run on a multiprocessor at once, in blocks of any size: its 65536 registers are divided among them. More
+/// would have to spill, or have been measured to be slower (`docs/performance.md`).
 #[macro_export]
 macro_rules! for_each_quantize_entry {
     ($callback:ident) => {
         $callback! {
-            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 4;
-            grouped_quantize_nvfp4_f16: NvFp4, F16, 4;
-            grouped_quantize_nvfp4_f32: NvFp4, F32, 3;
-            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 4;
-            grouped_quantize_mxfp4_f16: MxFp4, F16, 4;
-            grouped_quantize_mxfp4_f32: MxFp4, F32, 2;
-            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 4;
-            grouped_quantize_mxfp8_f16: MxFp8, F16, 4;
-            grouped_quantize_mxfp8_f32: MxFp8, F32, 3;
+            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 1024;
+            grouped_quantize_nvfp4_f16: NvFp4, F16, 1024;
+            grouped_quantize_nvfp4_f32: NvFp4, F32, 768;
+            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 1024;
+            grouped_quantize_mxfp4_f16: MxFp4, F16, 1024;
+            grouped_quantize_mxfp4_f32: MxFp4, F32, 512;
+            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 1024;
+            grouped_quantize_mxfp8_f16: MxFp8, F16, 1024;
+            grouped_quantize_mxfp8_f32: MxFp8, F32, 768;
         }
     };
 }
@@ -35,15 +35,15 @@ macro_rules! for_each_quantize_entry {
 macro_rules! for_each_traffic_twin {
     ($callback:ident) => {
         $callback! {
-            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 4;
-            grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 4;
-            grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 3;
-            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 4;
-            grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 4;
-            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 2;
-            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 4;
-            grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 4;
-            grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 3;
+            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 1024;
+            grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 1024;
+            grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 768;
+            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 1024;
+            grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 1024;
+            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 512;
+            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 1024;
+            grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 1024;
+            grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 768;
         }
     };
 }
@@ -51,11 +51,12 @@ macro_rules! for_each_traffic_twin {
 /// Defines entries, each with this first line of documentation before its types.
 macro_rules! define {
     ($does:literal, $twin:literal:
-        $($name:ident: $format:ty, $input:ty, $blocks:literal;)*) => {$(
+        $($name:ident: $format:ty, $input:ty, $threads:literal;)*) => {$(
         #[doc = concat!($does, stringify!($input), " rows to ", stringify!($format), ".")]
         ///
-        /// Launch with [`grid_size`](super::grid_size) blocks of [`THREADS`](super::THREADS) threads and
-        /// [`shared_bytes`](super::shared_bytes) of dynamic shared memory.
+        /// Launch with [`grid_size`](super::grid_size) blocks and [`shared_bytes`](super::shared_bytes) of dynamic shared
+        /// memory. A block has a multiple of `32 * runs_per_block` threads, at most the number in the
+        /// [list](crate::for_each_quantize_entry).
         ///
         /// # Safety
         ///
@@ -72,18 +73,18 @@ macro_rules! define {
         /// | `source_rows` | null, or for each of `rows` the input row to read |
         /// | `rules` | [`Rules::bits`](crate::formats::Rules::bits) |
         /// | `scale_store` | [`ScaleStore::bits`](super::ScaleStore::bits) |
-        /// | `runs_per_block` | a power of two, at most the number of warps of a block |
+        /// | `runs_per_block` | a power of two up to [`MAX_RUNS_PER_BLOCK`](super::MAX_RUNS_PER_BLOCK) |
         ///
         /// All extents but `columns` and `row_tiles` are below 2^31. During the launch nothing writes the
         /// input, the tables or `sf`, and nothing else writes `data` and `scales`.
-        // The numbers of blocks were measured on 9.0; 8.0 takes more registers, and would spill.
+        // The numbers of threads were measured on 9.0; 8.0 takes more registers, and would spill.
         #[cfg_attr(
             any(target_feature = "sm_90", not(target_arch = "nvptx64")),
-            kernel(max_threads = 256, min_blocks = $blocks)
+            kernel(max_threads = $threads)
         )]
         #[cfg_attr(
             all(target_arch = "nvptx64", not(target_feature = "sm_90")),
-            kernel(max_threads = 256)
+            kernel(max_threads = super::MAX_THREADS_BEFORE_9_0)
         )]
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $name(

@@ -15,8 +15,9 @@
 //!          └──────────────────────────────┘
 //! ```
 //!
-//! With `n` runs per block, `n` warps share a row: that is for experts with few rows each, where one
-//! run would leave most warps without any.
+//! Drawn is a block of eight warps; it may have fewer or more, as the host sees fit for the number of blocks. With `n` runs
+//! per block, `n` warps share a row: that is for experts with few rows each, where one run would leave most warps
+//! without any.
 //!
 //! Row tiles beyond the last occupied one ("slack") leave at once: the scales tensor is sized by an
 //! upper bound, as the host does not know how many rows each expert got.
@@ -44,13 +45,14 @@ use scale_store::StagedTiles;
 use source::{Loaded, Source};
 use tile::Tile;
 
-/// Threads of a block.
-pub const THREADS: u32 = 256;
+/// Most threads of a block, unless the [list](crate::for_each_quantize_entry) holds an entry to fewer.
+pub const MAX_THREADS: u32 = 1024;
 
-const WARPS: u32 = THREADS / WARP;
+/// The same below compute capability 9.0, where kernels take more registers.
+pub const MAX_THREADS_BEFORE_9_0: u32 = 256;
 
-/// Most runs that a block can take: one a warp.
-pub const MAX_RUNS_PER_BLOCK: u32 = WARPS;
+/// Most runs that a block can take.
+pub const MAX_RUNS_PER_BLOCK: u32 = 8;
 
 /// Chunks that a lane handles side by side: 16 elements, a whole NVFP4 block or half an MX block. That
 /// halves the scale arithmetic and the shuffles; the price is two 16-byte loads instead of one.
@@ -113,9 +115,9 @@ struct Arguments {
 ///
 /// # Safety
 ///
-/// The pointers must be what [`Arguments`] says. The launch must be what [`THREADS`],
-/// [`grid_size`] and [`shared_bytes`] say; `runs_per_block` is a power of two up to
-/// [`MAX_RUNS_PER_BLOCK`].
+/// The pointers must be what [`Arguments`] says. The launch must be what [`grid_size`] and [`shared_bytes`] say;
+/// `runs_per_block` is a power of two up to [`MAX_RUNS_PER_BLOCK`], and a block has at most [`MAX_THREADS`], a multiple
+/// of as many warps.
 #[inline(always)]
 unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(args: Arguments) {
     const {
@@ -137,7 +139,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     let runs_per_block = args.runs_per_block;
     // SAFETY: the caller's obligation. Each division by these would otherwise come with a panic for zero.
     unsafe {
-        core::hint::assert_unchecked(runs_per_block != 0 && runs_per_block <= WARPS);
+        core::hint::assert_unchecked(runs_per_block != 0 && runs_per_block <= MAX_RUNS_PER_BLOCK);
         core::hint::assert_unchecked(args.columns != 0);
     };
     let blocks_per_tile = args.columns.div_ceil(RUN_COLUMNS).div_ceil(runs_per_block);
@@ -164,7 +166,14 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     // Warps side by side in a row of the tile, then the next row.
     let run_in_block = warp % runs_per_block;
     let first_row = warp / runs_per_block;
-    let stride = WARPS / runs_per_block;
+    let threads = thread::block_dim_x();
+    let stride = threads / WARP / runs_per_block;
+    // SAFETY: the caller's obligation: every run has a warp, and a block has at most `MAX_THREADS`. What the compiler
+    // derives from it keeps it from spilling registers.
+    unsafe {
+        core::hint::assert_unchecked(stride != 0 && stride <= MAX_THREADS / WARP);
+        core::hint::assert_unchecked(first_row < MAX_THREADS / WARP);
+    };
     let chunks_per_row = args.columns / CHUNK;
     let chunk = ((first_run + run_in_block) * WARP + lane) * CHUNKS_PER_LANE;
     let chunk_vectors = I::VECTORS as u32;
@@ -256,12 +265,12 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
             swizzle_mask: scale_store.swizzle_mask(),
         }
     };
-    staged_tiles(thread::block_idx_x()).clear(thread, THREADS);
+    staged_tiles(thread::block_idx_x()).clear(thread, threads);
     let mut index = thread;
     while index < F::TABLE as u32 {
         let entry = F::table_entry(index, tensor_scale, rules);
         tile.table.store(index as usize, entry);
-        index += THREADS;
+        index += threads;
     }
     thread::sync_threads();
 
@@ -297,7 +306,7 @@ unsafe fn grouped_quantize<F: BlockFormat, I: InputFormat, const TWIN: bool>(arg
     // Worked out again, as it would otherwise take two registers through all of the above.
     let staged = staged_tiles(misc::hidden(thread::block_idx_x()));
     // SAFETY: the fields of `staged` are the caller's; the scales are staged and fenced.
-    unsafe { staged.leave(scale_store, thread, THREADS) };
+    unsafe { staged.leave(scale_store, thread, threads) };
 }
 
 /// The rows of a warp that have an uncommon block, by the warp's turns.

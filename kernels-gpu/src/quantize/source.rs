@@ -2,6 +2,7 @@
 
 use crate::formats::InputFormat;
 use core::simd::u32x4;
+use cuda_std::math;
 use cuda_std::view::GlobalView;
 
 /// The rows of a tile, as one lane reads them.
@@ -81,7 +82,7 @@ impl Source {
     #[inline(always)]
     pub fn load_nearest<I: InputFormat>(self, row: u32) -> Loaded<I> {
         let source = self.source_row(row.min(self.rows - 1));
-        let start = source.min(self.input_rows - 1) as usize * self.pitch as usize;
+        let start = math::mul_wide(source.min(self.input_rows - 1), self.pitch) as usize;
         Loaded {
             first: I::load_at(self.input, start),
             second: I::load_at(self.input, start + self.to_second::<I>()),
@@ -95,7 +96,7 @@ impl Source {
         let source = self.source_row(row);
         if source < self.input_rows && self.chunk + which < self.chunks_per_row {
             let chunk_bytes = I::VECTORS * size_of::<u32x4>();
-            let start = source as usize * self.pitch as usize;
+            let start = math::mul_wide(source, self.pitch) as usize;
             I::load_at(self.input, start + which as usize * chunk_bytes)
         } else {
             I::zeros()

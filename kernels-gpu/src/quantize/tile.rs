@@ -9,7 +9,7 @@ use crate::formats::{
 };
 use crate::scale_tile;
 use cuda_std::view::{GlobalViewMut, SharedView};
-use cuda_std::{misc, warp};
+use cuda_std::{math, misc, warp};
 
 /// All lanes of a warp.
 const FULL_MASK: u32 = u32::MAX;
@@ -117,7 +117,6 @@ impl<F: BlockFormat> Tile<F> {
         // Decisions of the whole warp, so that lanes stay together for their next exchange.
         // SAFETY: every lane of the warp is here: rows are handed out to whole warps.
         let all = |condition| unsafe { warp::warp_vote_all(FULL_MASK, condition) };
-        let fine = |scale: CommonScale| scale.common || scale.saturating;
         if all(one.common && other.common) {
             let quantized = |row, loaded, scale: CommonScale| {
                 self.quantized(row, loaded, F::multiplier(scale.factor), scale.code, false)
@@ -129,11 +128,10 @@ impl<F: BlockFormat> Tile<F> {
                 self.store(first);
             }
             true
-        } else if F::SATURATES && all(fine(one) && fine(other)) {
+        } else if F::SATURATES && all(one.finite && other.finite) {
             let quantized = |row, loaded, scale: CommonScale| {
                 let multiplier = Multiplier::Number(scale.factor);
-                let dead = scale.saturating && scale.code == 0;
-                self.quantized(row, loaded, multiplier, scale.code, dead)
+                self.quantized(row, loaded, multiplier, scale.code, scale.dead)
             };
             let first = quantized(rows.0, loaded.0, one);
             if TWO {
@@ -178,7 +176,7 @@ impl<F: BlockFormat> Tile<F> {
         let amax = I::amax_or_nan(loaded.first, loaded.second);
         let mut scale = F::common_scale::<I>(self.block_amax(amax), self.prepared, self.table);
         scale.common &= loaded.exists;
-        scale.saturating &= loaded.exists;
+        scale.finite &= loaded.exists;
         scale
     }
 
@@ -255,7 +253,7 @@ impl<F: BlockFormat> Tile<F> {
     /// Where this lane's part of a row begins in `data`, in bytes.
     #[inline(always)]
     fn data_offset(&self, row: u32) -> usize {
-        (self.source.first_row + row) as usize * self.pitch as usize
+        math::mul_wide(self.source.first_row + row, self.pitch) as usize
     }
 
     /// For rows that are a whole number of chunk pairs, and so aligned for them.
@@ -307,9 +305,9 @@ impl<F: BlockFormat> Tile<F> {
     #[inline(always)]
     fn stage_scale(&self, row: u32, scale: u8) {
         if self.scale_place != Self::NO_PLACE {
-            let offset = self.scale_place as usize + scale_tile::offset_in_tile(row, 0);
+            let offset = self.scale_place + scale_tile::offset_in_tile(row, 0) as u32;
             let offset = scale_tile::swizzled(offset, self.swizzle_mask);
-            self.staging.store(offset, scale);
+            self.staging.store(offset as usize, scale);
         }
     }
 

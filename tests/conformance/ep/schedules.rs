@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tokenyard::ep::{Awaited, Batch, EpError, TokenFormat};
+use tokenyard::ep::{Awaited, Batch, EpError, LaunchShape, TokenFormat};
 use tokenyard::reference::ep::Setup;
 use tokenyard_tests::ep::{EpCase, Mode, Traffic, World};
-use tokenyard_tests::{Context, Suite};
+use tokenyard_tests::{Backend, Context, Suite};
 
 use super::small;
 
@@ -19,6 +19,7 @@ pub fn register(suite: &mut Suite) {
     }
     suite.both("ep::schedules::two_rounds", two_rounds);
     suite.both("ep::schedules::a_rank_that_never_sends", never_sends);
+    suite.both("ep::schedules::a_layout_that_is_late", late_layout);
 }
 
 /// Every schedule, and eight times as many seeds as other cases have, as races take; split on one stream, on
@@ -67,8 +68,8 @@ fn two_rounds(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Rank 2 of three does not send. Whoever waits gives up, says for what, and has written nothing; the
-/// group refuses to go on.
+/// Rank 2 of three does not send. Whoever waits gives up, says for what, has written no row, and leaves a layout
+/// without rows; the group refuses to go on.
 fn never_sends(context: &Context) -> Result<()> {
     let mut case = EpCase::new(
         small(TokenFormat::Mxfp4, 3),
@@ -117,6 +118,7 @@ fn never_sends(context: &Context) -> Result<()> {
                 && found.src_info == before.src_info,
             "{label}: rows were written though their number was not known"
         );
+        has_no_rows(&world, 0).context(label)?;
         for _ in 0..2 {
             refused!(
                 world.group.ranks_mut()[2].dispatch_async(&stream, &batch),
@@ -124,5 +126,60 @@ fn never_sends(context: &Context) -> Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// What a kernel queued behind a round that failed reads: groups without rows, whatever was there before.
+fn has_no_rows(world: &World, rank: usize) -> Result<()> {
+    let received = world.received(rank);
+    let (row_offsets, pairs) = (
+        received.row_offsets().download()?,
+        received.pairs().download()?,
+    );
+    ensure!(
+        row_offsets.iter().all(|&offset| offset == 0),
+        "rank {rank}: row offsets {row_offsets:?} of a round that failed"
+    );
+    ensure!(
+        pairs.iter().all(|&pair| pair == [0; 2]),
+        "rank {rank}: handle words {pairs:?} of a round that failed"
+    );
+    Ok(())
+}
+
+/// Everything is sent and the deadline is over at once, so that copy blocks give up while the counts are there and
+/// their rows are being laid out. Either a round is whole, or each rank that failed has no rows.
+fn late_layout(context: &Context) -> Result<()> {
+    let setup = Setup {
+        experts: 128,
+        ..small(TokenFormat::Mxfp4, 2)
+    };
+    let mut case = EpCase::new(setup, &[5, 5], Traffic::Uniform, 51);
+    case.deadline = Some(Duration::from_nanos(1));
+    // One warp lays out 128 pairs: that takes longer than a copy block waits.
+    case.launch = Some(LaunchShape {
+        blocks_per_rank: 4,
+        threads: 32,
+    });
+    let mut late_layouts = 0;
+    for (label, device) in context.replays() {
+        for mode in [Mode::Split, Mode::Fused] {
+            let mut world = World::new(&device, &case)?;
+            world.fill(0x77)?;
+            match world.dispatch(&case, mode) {
+                Ok(()) => world.compare(&case, 0x77, &world.download()?)?,
+                Err(EpError::Deadline { waiting, awaited }) => {
+                    late_layouts += usize::from(mode == Mode::Split && awaited == Awaited::Offsets);
+                    has_no_rows(&world, waiting).with_context(|| format!("{label}; {mode:?}"))?;
+                }
+                Err(error) => bail!("{label}; {mode:?}: {error}"),
+            }
+        }
+    }
+    // A GPU lays out within the microsecond that its timer takes to move.
+    ensure!(
+        late_layouts > 0 || context.backend == Backend::Cuda,
+        "no copy block gave up"
+    );
     Ok(())
 }

@@ -53,6 +53,8 @@ impl DeviceRows {
 pub struct Launch {
     /// Runs of columns that a block takes; the library's choice unless told.
     pub runs_per_block: Option<u32>,
+    /// Threads of a block; likewise.
+    pub threads_per_block: Option<u32>,
     /// How scale tiles are written.
     pub scale_store: ScaleStore,
 }
@@ -120,8 +122,12 @@ impl<'a> Bench<'a> {
                 .input_type(case.input_type)
                 .options(case.options())
                 .scale_store(launch.scale_store);
-            match launch.runs_per_block {
+            let builder = match launch.runs_per_block {
                 Some(runs) => builder.runs_per_block(runs),
+                None => builder,
+            };
+            match launch.threads_per_block {
+                Some(threads) => builder.threads_per_block(threads),
                 None => builder,
             }
         };

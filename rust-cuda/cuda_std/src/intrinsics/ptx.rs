@@ -67,6 +67,8 @@ pure! {
     #[doc = "`max.NaN.bf16x2`; cc 8.0, PTX 7.0."]
     fn max_nan_bf16x2(a: u32, reg32, b: u32, reg32) -> u32, reg32 = "max.NaN.bf16x2 {d}, {a}, {b};";
 
+    #[doc = "`mul.wide.u32`; any target."]
+    fn mul_wide_u32(a: u32, reg32, b: u32, reg32) -> u64, reg64 = "mul.wide.u32 {d}, {a}, {b};";
     #[doc = "`prmt.b32`; any target."]
     fn prmt_b32(a: u32, reg32, b: u32, reg32, selector: u32, reg32) -> u32, reg32 = "prmt.b32 {d}, {a}, {b}, {selector};";
     #[doc = "`shf.l.wrap.b32`; any target."]

@@ -39,6 +39,8 @@ fn kernels_compute_what_the_functions_do() {
         assert_eq!(results[12], funnel_shift_right(a, b, c));
         assert_eq!(results[13], fma_bf16x2(a, b, c));
         assert_eq!(results[14], min_bf16x2(a, b));
+        assert_eq!(results[15], a.wrapping_mul(b));
+        assert_eq!(results[16], ((u64::from(a) * u64::from(b)) >> 32) as u32);
     }
 }
 

@@ -6,7 +6,7 @@ use cuda_std::prelude::*;
 use super::results::Results;
 
 /// Words per thread of [`arithmetic`].
-pub const ARITHMETIC: usize = 15;
+pub const ARITHMETIC: usize = 17;
 
 /// Every function of `math`, on three consecutive words of input per thread.
 ///
@@ -38,4 +38,7 @@ pub unsafe fn arithmetic(input: &[u32], out: *mut u32) {
     results.push(funnel_shift_right(a, b, c));
     results.push(fma_bf16x2(a, b, c));
     results.push(min_bf16x2(a, b));
+    let product = mul_wide(a, b);
+    results.push(product as u32);
+    results.push((product >> 32) as u32);
 }
