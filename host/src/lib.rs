@@ -51,6 +51,7 @@ pub mod routing;
 pub mod stream;
 
 pub use backend::images::embedded_ptx;
+pub use backend::{GpuPath, Topology};
 pub use buffer::DeviceBuffer;
 pub use device::{Device, EmulatorOptions};
 pub use device_routing::{DeviceRouting, DeviceRoutingError, RoutingTables, TopkRouter};

@@ -69,6 +69,8 @@ macro_rules! dispatch_entries {
                     <ep::$fused::Args as KernelArgs>::KERNEL,
                 )*
                 ep::ep_bind_rank::Args::KERNEL,
+                ep::receipt::ep_await_receipts::Args::KERNEL,
+                ep::receipt::ep_give_receipts::Args::KERNEL,
             ];
             kernels.into_iter().map(|kernel| Entry { kernel, words: 0 }).collect()
         }

@@ -129,8 +129,11 @@ fn out_of_memory(bytes: usize) -> impl Fn(DeviceError) -> DeviceError {
     }
 }
 
-// Behind the macro, which it uses.
+// Behind the macro, which they use.
 mod peer;
+mod topology;
+
+pub use topology::{GpuPath, Topology};
 
 impl CudaBackend {
     pub(crate) fn new(ordinal: u32) -> Result<Self, DeviceError> {

@@ -8,6 +8,7 @@ mod emulator;
 pub(crate) mod images;
 
 pub(crate) use cuda::CudaBackend;
+pub use cuda::{GpuPath, Topology};
 pub(crate) use emulator::EmulatorBackend;
 
 use crate::error::DeviceError;

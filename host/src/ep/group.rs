@@ -15,7 +15,9 @@ use crate::stream::Stream;
 use kernels_gpu::ep::{Rank, ep_bind_rank, shared_bytes};
 use std::sync::Arc;
 
-/// A group of ranks that exchange tokens: all of them on one device, each with buffers of its own.
+/// A group of ranks that exchange tokens, each with buffers of its own: all of them on one device; or, of a larger
+/// group, those on one of several devices ([`across`](Self::across)) or in one of several processes
+/// ([`join`](Self::join)).
 ///
 /// ```
 /// use half::bf16;
