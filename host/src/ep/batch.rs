@@ -112,7 +112,29 @@ pub(super) struct BoundBatch {
     input_scale: *const f32,
 }
 
+/// What tells a batch that was dispatched from others: addresses and extents, not what lies there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BatchIdentity {
+    tokens: u32,
+    topk_ids: usize,
+    token_count: usize,
+}
+
 impl BoundBatch {
+    /// Tokens that it can have.
+    pub(super) fn tokens(self) -> usize {
+        self.token_limit as usize
+    }
+
+    /// What tells it from other batches.
+    pub(super) fn identity(self) -> BatchIdentity {
+        BatchIdentity {
+            tokens: self.token_limit,
+            topk_ids: self.topk_ids.addr(),
+            token_count: self.token_count.addr(),
+        }
+    }
+
     /// The arguments of a rank with this input.
     pub(super) fn apply(self, rank: Rank) -> Rank {
         Rank {

@@ -1,5 +1,6 @@
 //! What all ranks of a group agree on.
 
+use super::combine::CombineFormat;
 use super::error::EpConfigError;
 use super::format::TokenFormat;
 use super::plan::MemoryPlan;
@@ -68,6 +69,7 @@ pub struct EpConfigBuilder {
     scale_rounding: Option<ScaleRounding>,
     slot_order: SlotOrder,
     deadline: Option<Duration>,
+    combine: Option<CombineFormat>,
     #[cfg(feature = "fault-injection")]
     faults: u32,
 }
@@ -154,6 +156,13 @@ impl EpConfigBuilder {
         self
     }
 
+    /// Lets the group combine: what experts make of the rows travels home as `format`. Without it there are no
+    /// buffers for that.
+    pub fn combine(mut self, format: CombineFormat) -> Self {
+        self.combine = Some(format);
+        self
+    }
+
     /// Plants a fault, so that a test can see that it would be found. In the emulator: the kernels for a GPU have
     /// no faults to plant.
     #[cfg(feature = "fault-injection")]
@@ -233,6 +242,7 @@ impl EpConfigBuilder {
         }
         self.check_nodes()?;
         self.check_scales()?;
+        self.check_combine()?;
 
         let config = EpConfig {
             choices: self,
@@ -296,6 +306,29 @@ impl EpConfigBuilder {
         }
     }
 
+    fn check_combine(&self) -> Result<(), EpConfigError> {
+        let Some(format) = self.combine else {
+            return Ok(());
+        };
+        let multiple = format.hidden_multiple();
+        if !self.hidden_size.is_multiple_of(multiple) {
+            return Err(EpConfigError::CombineHiddenSize {
+                format,
+                hidden_size: self.hidden_size,
+                multiple,
+            });
+        }
+        let shared = format.shared_bytes(self.hidden_size as u32);
+        if shared > MAX_SHARED_BYTES {
+            return Err(EpConfigError::MessageTooLarge {
+                message_bytes: format.row_bytes(self.hidden_size) as u32,
+                shared_bytes: shared,
+                limit: MAX_SHARED_BYTES,
+            });
+        }
+        Ok(())
+    }
+
     fn check_scales(&self) -> Result<(), EpConfigError> {
         if let Some(rounding) = self.scale_rounding
             && !self.format.is_mx()
@@ -349,6 +382,7 @@ impl EpConfig {
             scale_rounding: None,
             slot_order: SlotOrder::default(),
             deadline: Some(DEFAULT_DEADLINE),
+            combine: None,
             #[cfg(feature = "fault-injection")]
             faults: 0,
         }
@@ -433,6 +467,11 @@ impl EpConfig {
     /// How long a rank waits for another.
     pub fn deadline(&self) -> Option<Duration> {
         self.choices.deadline
+    }
+
+    /// What rows travel home as, if the group combines.
+    pub fn combine(&self) -> Option<CombineFormat> {
+        self.choices.combine
     }
 
     /// Where the parts of a message lie.
@@ -527,6 +566,7 @@ impl EpConfig {
             max_tokens_per_rank,
             ranks,
             ranks_per_node: _,
+            combine,
             fused_shared_expert,
             skip_a2a,
             allreduce_world_size: _,
@@ -537,8 +577,9 @@ impl EpConfig {
             #[cfg(feature = "fault-injection")]
                 faults: _,
         } = &self.choices;
-        let items: [(&str, &dyn std::fmt::Debug); 13] = [
+        let items: [(&str, &dyn std::fmt::Debug); 14] = [
             ("format", format),
+            ("combine", combine),
             ("hidden_size", hidden_size),
             ("top_k", top_k),
             ("experts", experts),

@@ -3,22 +3,10 @@
 use super::config::EpConfig;
 use super::error::EpError;
 use super::group::EpGroup;
-use super::launch::{LaunchShape, Launches};
-use super::peers::{ReceiveMemory, Session};
-use super::rank::EpRank;
-use super::state::GroupState;
+use super::launch::LaunchShape;
+use super::part::Part;
+use super::peers::{Kept, ReceiveMemory};
 use crate::device::Device;
-use kernels_gpu::ep::receipt::GIVEN;
-use kernels_gpu::ep::shared_bytes;
-use std::sync::Arc;
-
-/// The ranks of one device, before they know those of others.
-struct Part {
-    state: Arc<GroupState>,
-    ranks: Vec<EpRank>,
-    /// Where each rank receives, its receipts last.
-    addresses: Vec<Vec<u64>>,
-}
 
 impl EpGroup {
     /// One group over several devices of this process: for each device a member, which has its ranks. With R ranks
@@ -90,42 +78,14 @@ impl EpGroup {
         }
         let mut memory = ReceiveMemory::common();
         let each = ranks / devices.len();
-        let mut parts = Vec::new();
-        for (index, device) in devices.iter().enumerate() {
-            let shared = shared_bytes(&config.message_layout());
-            let launches = Launches::new(device, config.format(), each, shared, launch)?;
+        let parts = devices.iter().enumerate().map(|(index, device)| {
             let local = index * each..(index + 1) * each;
-            let state = GroupState::new(device, config.clone(), launches, local.clone())?;
-            let state = Arc::new(state);
-            let (mut own, mut addresses) = (Vec::new(), Vec::new());
-            for number in local {
-                let rank = EpRank::allocate(&state, number, &mut memory)?;
-                let mut receipts = memory.alloc(device, ranks)?;
-                receipts.upload_from(&vec![GIVEN; ranks])?;
-                let mut row = rank.addresses().to_vec();
-                row.push(receipts.as_ptr() as u64);
-                addresses.push(row);
-                own.push(rank);
-            }
-            parts.push(Part {
-                state,
-                ranks: own,
-                addresses,
-            });
-        }
-
+            Part::new(device, config.clone(), local, launch, &mut memory)
+        });
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let kept = memory.into_common();
-        let tables = parts.iter().flat_map(|part| part.addresses.clone());
-        let mut tables: Vec<_> = tables.collect();
-        let receipts: Vec<_> = tables.iter_mut().filter_map(Vec::pop).collect();
-        let tables = tables.concat();
-        let join = |part: Part| {
-            part.state.upload_addresses(&tables)?;
-            let receipts = part.state.device.upload(&receipts)?;
-            let session = Session::within(receipts, Arc::clone(&kept));
-            part.state.set_session(session);
-            Self::assemble(part.state, part.ranks)
-        };
-        parts.into_iter().map(join).collect()
+        let addresses: Vec<_> = parts.iter().flat_map(|p| p.addresses.clone()).collect();
+        let connect = |part: Part| part.connect(&addresses, Some(Kept::within(&kept)));
+        parts.into_iter().map(connect).collect()
     }
 }

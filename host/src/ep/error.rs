@@ -1,5 +1,6 @@
 //! What can go wrong with a group.
 
+use super::combine::{CombineFormat, RowElement};
 use super::format::TokenFormat;
 use crate::error::DeviceError;
 use crate::options::ScaleRounding;
@@ -33,6 +34,17 @@ pub enum EpConfigError {
     HiddenSize {
         /// The format.
         format: TokenFormat,
+        /// The hidden size.
+        hidden_size: usize,
+        /// What it must be a multiple of.
+        multiple: usize,
+    },
+
+    /// Blocks of the format that rows travel home in do not divide the hidden size.
+    #[error("hidden_size is {hidden_size}; to combine as {format} takes a multiple of {multiple}")]
+    CombineHiddenSize {
+        /// The format.
+        format: CombineFormat,
         /// The hidden size.
         hidden_size: usize,
         /// What it must be a multiple of.
@@ -138,7 +150,18 @@ pub enum Awaited {
     },
     /// The layout of the rows, from another block of the same rank.
     Offsets,
-    /// That `rank`, which is of another process, has received the round before.
+    /// In a combine: the rows that `expert` of `rank` made for the one that waits.
+    Returned {
+        /// The rank that did not send them home.
+        rank: usize,
+        /// The expert, by its global number.
+        expert: usize,
+        /// Index of the count among those of the rank that waits.
+        word: usize,
+    },
+    /// In a combine: the block that waits for all rows, of the same rank.
+    Returns,
+    /// That `rank`, which another host orders, has received the round before, or combined it.
     Receipt {
         /// The rank that did not receive.
         rank: usize,
@@ -149,8 +172,10 @@ impl Awaited {
     /// The rank that was waited for, if it was another one.
     pub fn rank(&self) -> Option<usize> {
         match *self {
-            Self::Count { rank, .. } | Self::Receipt { rank } => Some(rank),
-            Self::Offsets => None,
+            Self::Count { rank, .. } | Self::Returned { rank, .. } | Self::Receipt { rank } => {
+                Some(rank)
+            }
+            Self::Offsets | Self::Returns => None,
         }
     }
 }
@@ -163,6 +188,11 @@ impl std::fmt::Display for Awaited {
                 "rank {rank} to say how many tokens it sends to expert {expert} (count {word})"
             ),
             Self::Offsets => formatter.write_str("the block that lays out its rows"),
+            Self::Returned { rank, expert, word } => write!(
+                formatter,
+                "rank {rank} to send home what expert {expert} made (combine count {word})"
+            ),
+            Self::Returns => formatter.write_str("the block that waits for its rows to come home"),
             Self::Receipt { rank } => {
                 write!(formatter, "rank {rank} to receive the round before")
             }
@@ -267,6 +297,78 @@ pub enum EpError {
         other: usize,
         /// The round that it has not received.
         behind: u64,
+    },
+
+    /// The group was made without [`EpConfigBuilder::combine`](super::EpConfigBuilder::combine).
+    #[error("this group was not made to combine; EpConfigBuilder::combine says as what")]
+    CombineNotConfigured,
+
+    /// What is combined has one element type, which the format decides.
+    #[error("rank {rank}: {operand} are {found}; this group combines {expected}")]
+    CombineElement {
+        /// The rank.
+        rank: usize,
+        /// The operand.
+        operand: &'static str,
+        /// Its element type.
+        found: RowElement,
+        /// That of the group.
+        expected: RowElement,
+    },
+
+    /// Which of a token's rows come home, only the ids that were dispatched say.
+    #[error("rank {rank}: the batch to combine is not the one that was dispatched")]
+    OtherBatch {
+        /// The rank.
+        rank: usize,
+    },
+
+    /// What the shared expert made is added to a weighted sum, and there is none.
+    #[error("rank {rank}: with a shared expert, combine takes router weights")]
+    SharedExpertNeedsWeights {
+        /// The rank.
+        rank: usize,
+    },
+
+    /// A fused combine takes one operand of each kind for each rank.
+    #[error(
+        "a fused combine of {ranks} ranks got {outputs} expert outputs, {batches} batches and {targets} targets"
+    )]
+    CombineCount {
+        /// Ranks of the group.
+        ranks: usize,
+        /// Expert outputs given.
+        outputs: usize,
+        /// Batches given.
+        batches: usize,
+        /// Targets given.
+        targets: usize,
+    },
+
+    /// A rank would overwrite rows that another has not combined.
+    #[error(
+        "rank {rank} cannot send rows home for the combine after {combines} others: rank {other} has waited for {behind}"
+    )]
+    CombineOrder {
+        /// The rank that wants to send.
+        rank: usize,
+        /// Combines that it has sent.
+        combines: u64,
+        /// A rank that is behind.
+        other: usize,
+        /// Combines that this one has waited for.
+        behind: u64,
+    },
+
+    /// All ranks combine the same rounds.
+    #[error("rank {rank} cannot combine round {round}: other ranks combine round {expected} now")]
+    CombineRound {
+        /// The rank.
+        rank: usize,
+        /// The round of its dispatch.
+        round: u64,
+        /// The round that others combine.
+        expected: u64,
     },
 
     /// The split operations have no output to put the shared expert's rows in when they send.

@@ -3,8 +3,9 @@
 use super::batch::Batch;
 use super::config::EpConfig;
 use super::error::EpError;
-use super::launch::{LaunchShape, Launches};
-use super::peers::ReceiveMemory;
+use super::launch::LaunchShape;
+use super::part::Part;
+use super::peers::{Phase, ReceiveMemory};
 use super::rank::EpRank;
 use super::received::{GroupDispatched, Received};
 use super::state::{GroupState, argument_bytes};
@@ -12,7 +13,7 @@ use crate::backend::LaunchConfig;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
 use crate::stream::Stream;
-use kernels_gpu::ep::{Rank, ep_bind_rank, shared_bytes};
+use kernels_gpu::ep::{Rank, ep_bind_rank};
 use std::sync::Arc;
 
 /// A group of ranks that exchange tokens, each with buffers of its own: all of them on one device; or, of a larger
@@ -79,17 +80,10 @@ impl EpGroup {
         config: EpConfig,
         launch: Option<LaunchShape>,
     ) -> Result<Self, EpError> {
-        let shared = shared_bytes(&config.message_layout());
-        let ranks = config.ranks();
-        let launches = Launches::new(device, config.format(), ranks, shared, launch)?;
-        let state = Arc::new(GroupState::new(device, config, launches, 0..ranks)?);
-        let mut memory = ReceiveMemory::Private;
-        let ranks = (0..ranks)
-            .map(|number| EpRank::allocate(&state, number, &mut memory))
-            .collect::<Result<Vec<_>, _>>()?;
-        let addresses: Vec<u64> = ranks.iter().flat_map(EpRank::addresses).collect();
-        state.upload_addresses(&addresses)?;
-        Self::assemble(state, ranks)
+        let ranks = 0..config.ranks();
+        let part = Part::new(device, config, ranks, launch, &mut ReceiveMemory::Private)?;
+        let addresses = part.addresses.clone();
+        part.connect(&addresses, None)
     }
 
     /// A group of ranks that know each other.
@@ -169,10 +163,12 @@ impl EpGroup {
         let fused = state.launches.fused.map_err(|limit| limit.error(ranks))?;
         // Everything is checked for all ranks before the first word is queued for one.
         let mut arguments = Vec::with_capacity(ranks);
+        let mut identities = Vec::with_capacity(ranks);
         let operands = batches.iter().zip(received.iter_mut());
         for (own, (batch, output)) in self.ranks.iter_mut().zip(operands) {
             let batch = batch.bind(&state.device, &state.config, own.number())?;
             let output = output.bind(&state.device, &state.config, own.number())?;
+            identities.push(batch.identity());
             let rank = batch.apply(own.arguments());
             arguments.push(Rank { output, ..rank });
         }
@@ -191,18 +187,23 @@ impl EpGroup {
                 unsafe { stream.launch(one, ep_bind_rank::Args { rank, slot })? };
             }
             for rank in &self.ranks {
-                state.await_receipts(stream, rank.number())?;
+                state.await_receipts(stream, rank.number(), Phase::Dispatch)?;
             }
             // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest
             // was allocated for it. The previous round is over, which `progress` and the receipts see to.
             unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }?;
             for rank in &self.ranks {
-                state.give_receipts(stream, rank.number())?;
+                state.give_receipts(stream, rank.number(), Phase::Dispatch)?;
             }
             Ok(())
         })?;
         drop(progress);
-        Ok(GroupDispatched { received, round })
+        Ok(GroupDispatched {
+            received,
+            state: Arc::clone(state),
+            round,
+            batches: identities,
+        })
     }
 
     /// Waits for the device, and says whether a rank gave up waiting for another.

@@ -1,13 +1,15 @@
 //! The entries of each format, and how they are launched.
 
+use super::combine::CombineFormat;
 use super::error::EpError;
 use super::format::TokenFormat;
 use crate::backend::LaunchConfig;
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::stream::Stream;
-use kernels_gpu::ep::{self as kernels, MAX_THREADS, Rank, Shape};
-use kernels_gpu::for_each_ep_format;
+use kernels_gpu::ep::combine::Combining;
+use kernels_gpu::ep::{MAX_THREADS, Rank, Shape};
+use kernels_gpu::{for_each_combine_format, for_each_ep_format};
 
 /// Grid and block of the kernels of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,31 +32,35 @@ impl LaunchShape {
 /// sum of blocks and ranks in 32 bits, could not express.
 const MAX_BLOCKS: u32 = u16::MAX as u32;
 
-type LaunchOne = unsafe fn(&Stream, LaunchConfig, Shape, Rank) -> Result<(), DeviceError>;
-type LaunchAll = unsafe fn(&Stream, LaunchConfig, Shape, *const Rank) -> Result<(), DeviceError>;
+type LaunchOne<A> = unsafe fn(&Stream, LaunchConfig, Shape, A) -> Result<(), DeviceError>;
+type LaunchAll<A> = unsafe fn(&Stream, LaunchConfig, Shape, *const A) -> Result<(), DeviceError>;
 type Resident = fn(&Device, u32, usize) -> Result<u32, DeviceError>;
 
-/// A line of [`for_each_ep_format`].
-pub(super) struct Entries {
-    format: TokenFormat,
-    pub(super) send: LaunchOne,
-    pub(super) receive: LaunchOne,
-    pub(super) fused: LaunchAll,
+/// The entries of a format `F`, which take the shape and an `A` for each rank.
+pub(super) struct Entries<F, A> {
+    format: F,
+    pub(super) send: LaunchOne<A>,
+    pub(super) receive: LaunchOne<A>,
+    pub(super) fused: LaunchAll<A>,
     /// Of `send`, `receive` and `fused`.
     resident: [Resident; 3],
 }
 
+/// A table of [`Entries`] from a list of the kernel crate: where the entries are, their formats, and what they call
+/// the argument of a rank.
 macro_rules! entry_table {
-    ($($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
-        const ENTRIES: &[Entries] = &[$(Entries {
-            format: TokenFormat::$format,
+    ($($kernels:ident)::+, $formats:ident, $argument:ident;
+        $($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {{
+        use $($kernels)::+ as kernels;
+        &[$(Entries {
+            format: $formats::$format,
             // SAFETY: the caller's obligation, here and below.
-            send: |stream, config, shape, rank| unsafe {
-                stream.launch(config, kernels::$send::Args { shape, rank })
+            send: |stream, config, shape, $argument| unsafe {
+                stream.launch(config, kernels::$send::Args { shape, $argument })
             },
             // SAFETY: as above.
-            receive: |stream, config, shape, rank| unsafe {
-                stream.launch(config, kernels::$receive::Args { shape, rank })
+            receive: |stream, config, shape, $argument| unsafe {
+                stream.launch(config, kernels::$receive::Args { shape, $argument })
             },
             // SAFETY: as above.
             fused: |stream, config, shape, ranks| unsafe {
@@ -71,15 +77,32 @@ macro_rules! entry_table {
                     device.backend().resident_blocks::<kernels::$fused::Args>(threads, shared)
                 },
             ],
-        }),*];
+        }),*]
+    }};
+}
+
+macro_rules! dispatch_table {
+    ($($entries:tt)*) => {
+        entry_table!(kernels_gpu::ep, TokenFormat, rank; $($entries)*)
     };
 }
 
-for_each_ep_format!(entry_table);
+macro_rules! combine_table {
+    ($($entries:tt)*) => {
+        entry_table!(kernels_gpu::ep::combine, CombineFormat, combining; $($entries)*)
+    };
+}
 
-/// How the three kernels of a group are launched.
-pub(super) struct Launches {
-    pub(super) entries: &'static Entries,
+/// The entries of dispatch.
+pub(super) const DISPATCH: &[Entries<TokenFormat, Rank>] = for_each_ep_format!(dispatch_table);
+
+/// The entries of combine.
+pub(super) const COMBINE: &[Entries<CombineFormat, Combining>] =
+    for_each_combine_format!(combine_table);
+
+/// How the three kernels of an operation are launched.
+pub(super) struct Launches<F: 'static, A: 'static> {
+    pub(super) entries: &'static Entries<F, A>,
     pub(super) send: LaunchConfig,
     pub(super) receive: LaunchConfig,
     /// Why there is no fused launch, or what it is.
@@ -103,19 +126,20 @@ impl FusedLimit {
     }
 }
 
-impl Launches {
-    /// The launches of `ranks` ranks, with as many blocks as are resident unless `shape` says how many.
+impl<F: PartialEq, A> Launches<F, A> {
+    /// The launches of `ranks` ranks, with as many blocks as are resident unless `shape` says how many. `name` is that
+    /// of the format, for an error.
     pub(super) fn new(
         device: &Device,
-        format: TokenFormat,
+        table: &'static [Entries<F, A>],
+        format: F,
+        name: &'static str,
         ranks: usize,
         shared_bytes: usize,
         shape: Option<LaunchShape>,
     ) -> Result<Self, EpError> {
-        let entries = ENTRIES.iter().find(|entries| entries.format == format);
-        let entries = entries.ok_or(DeviceError::NoSuchKernel {
-            name: format.name(),
-        })?;
+        let entries = table.iter().find(|entries| entries.format == format);
+        let entries = entries.ok_or(DeviceError::NoSuchKernel { name })?;
         let shape = shape.or(device.is_emulator().then_some(LaunchShape::EMULATED));
         let threads = shape.map_or(MAX_THREADS, |shape| shape.threads);
         let blocks = shape.map(|shape| shape.blocks_per_rank);

@@ -40,6 +40,7 @@
 //! No wait is without end: see [`EpConfigBuilder::deadline`] and [`EpGroup::check`].
 
 mod batch;
+mod combine;
 mod config;
 mod devices;
 mod error;
@@ -47,6 +48,7 @@ mod format;
 mod group;
 mod ids;
 mod launch;
+mod part;
 mod peers;
 mod plan;
 mod progress;
@@ -55,6 +57,10 @@ mod received;
 mod state;
 
 pub use batch::Batch;
+pub use combine::{
+    CombineFormat, CombineOutput, CombineTarget, ExpertOutputs, PendingCombine, Refused,
+    ReturnCounters, RouterWeights, RowElement,
+};
 pub use config::{EpConfig, EpConfigBuilder, SlotOrder};
 pub use error::{Awaited, EpConfigError, EpError};
 pub use format::TokenFormat;

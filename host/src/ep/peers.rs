@@ -3,8 +3,8 @@
 use super::config::EpConfig;
 use super::error::EpError;
 use super::group::EpGroup;
-use super::launch::{LaunchShape, Launches};
-use super::rank::EpRank;
+use super::launch::LaunchShape;
+use super::part::Part;
 use super::state::GroupState;
 use crate::backend::LaunchConfig;
 use crate::buffer::DeviceBuffer;
@@ -13,8 +13,7 @@ use crate::error::DeviceError;
 use crate::peer::{Introduction, Links, PeerError, PeerMemory, Rendezvous, Sharing, Ticket};
 use crate::stream::Stream;
 use bytemuck::Pod;
-use kernels_gpu::ep::receipt::{GIVEN, Receipts, THREADS, ep_await_receipts, ep_give_receipts};
-use kernels_gpu::ep::shared_bytes;
+use kernels_gpu::ep::receipt::{Receipts, THREADS, ep_await_receipts, ep_give_receipts};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -106,17 +105,10 @@ impl EpGroup {
                 ranks,
             });
         }
-        let shared = shared_bytes(&config.message_layout());
-        let launches = Launches::new(device, config.format(), 1, shared, launch)?;
         let agreed = config.agreement();
-        let state = GroupState::new(device, config, launches, number..number + 1)?;
-        let state = Arc::new(state);
-
-        // All that others write has its first content before they know of it.
         let mut memory = ReceiveMemory::shared(sharing);
-        let rank = EpRank::allocate(&state, number, &mut memory)?;
-        let mut receipts = memory.alloc(device, ranks)?;
-        receipts.upload_from(&vec![GIVEN; ranks])?;
+        // All that others write has its first content before they know of it.
+        let part = Part::new(device, config, number..number + 1, launch, &mut memory)?;
         let (exports, tickets) = memory.into_parts();
         let introduction = Introduction {
             rank: number,
@@ -125,10 +117,8 @@ impl EpGroup {
         };
         let meeting = rendezvous.meet(introduction)?;
 
-        let mut addresses = rank.addresses().to_vec();
-        addresses.push(receipts.as_ptr() as u64);
-        let mut tables = vec![Vec::new(); ranks];
-        tables[number] = addresses;
+        let mut addresses = vec![Vec::new(); ranks];
+        addresses[number] = part.addresses.concat();
         let mut imports = Vec::new();
         let opened = (|| {
             for peer in &meeting.peers {
@@ -136,21 +126,15 @@ impl EpGroup {
                 check_tickets(*rank, memory, &exports)?;
                 for ticket in memory {
                     let opened = PeerMemory::open(device, ticket)?;
-                    tables[*rank].push(opened.as_ptr() as u64);
+                    addresses[*rank].push(opened.as_ptr() as u64);
                     imports.push(opened);
                 }
             }
-            let receipts: Vec<_> = tables.iter_mut().filter_map(Vec::pop).collect();
-            state.upload_addresses(&tables.concat())?;
-            Ok::<_, EpError>(device.upload(&receipts)?)
+            Ok::<_, EpError>(())
         })();
-        let (receipts, links) = meeting.confirm(opened)?;
-        state.set_session(Session {
-            receipts,
-            links: Some(links),
-            _memory: Box::new([exports, imports]),
-        });
-        Self::assemble(state, vec![rank])
+        let ((), links) = meeting.confirm(opened)?;
+        let kept = Kept::of_processes(links, [exports, imports]);
+        part.connect(&addresses, Some(kept))
     }
 }
 
@@ -186,6 +170,11 @@ pub(super) enum ReceiveMemory {
 impl ReceiveMemory {
     pub(super) fn common() -> Self {
         Self::Common(Vec::new())
+    }
+
+    /// Whether one host orders all ranks.
+    pub(super) fn is_private(&self) -> bool {
+        matches!(self, Self::Private)
     }
 
     fn shared(sharing: Sharing) -> Self {
@@ -262,41 +251,68 @@ impl ReceiveMemory {
     }
 }
 
-/// What ties ranks to those that another host thread, or another process, gives work to.
-pub(super) struct Session {
-    /// `[R]`: where each rank has its receipts. Dropped first, which waits for this device: what it has of others is
-    /// not freed under its kernels.
-    receipts: DeviceBuffer<u64>,
+/// What ranks that order themselves need of others, for as long as kernels may use it.
+pub(super) struct Kept {
     /// To other processes.
     links: Option<Links>,
-    /// What ranks write of each other, for as long as kernels may use it: what this process shares and what the
-    /// others do, or what all members of the group have.
+    /// What ranks write of each other.
     _memory: Box<dyn Any + Send + Sync>,
 }
 
-impl Session {
-    /// What ties a member of a group to the others in this process.
-    pub(super) fn within(receipts: DeviceBuffer<u64>, memory: Arc<Vec<DeviceBuffer<u8>>>) -> Self {
+impl Kept {
+    /// What this process shares, and what the others do.
+    fn of_processes(links: Links, memory: [Vec<PeerMemory>; 2]) -> Self {
         Self {
-            receipts,
-            links: None,
+            links: Some(links),
             _memory: Box::new(memory),
         }
     }
 
+    /// What all members of a group in this process have.
+    pub(super) fn within(memory: &Arc<Vec<DeviceBuffer<u8>>>) -> Self {
+        Self {
+            links: None,
+            _memory: Box::new(Arc::clone(memory)),
+        }
+    }
+}
+
+/// What a receipt is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// What came in a dispatch is laid out.
+    Dispatch,
+    /// What came home is added up.
+    Combine,
+}
+
+/// What ties ranks to those that another host thread, or another process, gives work to.
+pub(super) struct Session {
+    /// For each [`Phase`], `[R]`: where each rank has its receipts. Dropped first, which waits for this device: what it
+    /// has of others is not freed under its kernels.
+    receipts: [DeviceBuffer<u64>; 2],
+    kept: Kept,
+}
+
+impl Session {
+    pub(super) fn new(receipts: [DeviceBuffer<u64>; 2], kept: Kept) -> Self {
+        Self { receipts, kept }
+    }
+
     /// The ranks whose processes are gone.
     pub(super) fn gone(&self) -> Result<Vec<usize>, PeerError> {
-        self.links.as_ref().map_or(Ok(Vec::new()), Links::gone)
+        self.kept.links.as_ref().map_or(Ok(Vec::new()), Links::gone)
     }
 
     fn launch(
         &self,
         state: &GroupState,
         rank: usize,
+        phase: Phase,
     ) -> Result<(LaunchConfig, Receipts), DeviceError> {
         let receipts = Receipts {
             rank: rank as u32,
-            tables: self.receipts.as_ptr(),
+            tables: self.receipts[phase as usize].as_ptr(),
             failure: state.failure(rank),
         };
         Ok((LaunchConfig::line(1, THREADS, 0)?, receipts))
@@ -307,8 +323,9 @@ impl Session {
         stream: &Stream,
         state: &GroupState,
         rank: usize,
+        phase: Phase,
     ) -> Result<(), DeviceError> {
-        let (config, receipts) = self.launch(state, rank)?;
+        let (config, receipts) = self.launch(state, rank, phase)?;
         let shape = state.shape;
         // SAFETY: the tables name the receipts of all ranks, which are mapped for as long as the group lives.
         unsafe { stream.launch(config, ep_await_receipts::Args { shape, receipts }) }
@@ -319,8 +336,9 @@ impl Session {
         stream: &Stream,
         state: &GroupState,
         rank: usize,
+        phase: Phase,
     ) -> Result<(), DeviceError> {
-        let (config, receipts) = self.launch(state, rank)?;
+        let (config, receipts) = self.launch(state, rank, phase)?;
         let shape = state.shape;
         // SAFETY: as above.
         unsafe { stream.launch(config, ep_give_receipts::Args { shape, receipts }) }

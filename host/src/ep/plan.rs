@@ -1,5 +1,6 @@
 //! What a group allocates.
 
+use super::combine::argument_bytes;
 use super::config::EpConfig;
 use kernels_gpu::ep::{Counters, Rank, ScaleLayout, wait::Failure};
 use kernels_gpu::scale_tile::{TILE_BLOCKS, TILE_ROWS};
@@ -75,11 +76,26 @@ impl MemoryPlan {
         if config.ranks_per_node() < ranks {
             per_rank.push(bytes("send rows", &[capacity, message]));
         }
-        let shared = vec![
+        let mut shared = vec![
             longs("addresses", &[ranks, 2]),
             words("failures", &[ranks, Failure::WORDS]),
             bytes("fused arguments", &[ranks, size_of::<Rank>()]),
         ];
+        if let Some(format) = config.combine() {
+            let row = format.row_bytes(config.hidden_size());
+            per_rank.extend([
+                bytes("returned rows", &[capacity, config.top_k(), row]),
+                longs("return counts", &[experts, sources]),
+                words("return counters", &[Counters::words(0)]),
+            ]);
+            if config.ranks_per_node() < ranks {
+                per_rank.push(bytes("return send rows", &[config.output_rows(), row]));
+            }
+            shared.extend([
+                longs("return addresses", &[ranks, 2]),
+                bytes("fused combine arguments", &[argument_bytes(ranks)]),
+            ]);
+        }
 
         let format = config.format();
         let (rows, groups) = (config.output_rows(), config.groups());

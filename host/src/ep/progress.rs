@@ -18,25 +18,35 @@ use std::sync::Arc;
 /// neither wait for events nor leave any: whoever launches the graph orders it. If the recording is given up, they
 /// do not count.
 pub(super) struct Progress {
-    ranks: Vec<[Steps; 2]>,
+    ranks: Vec<[Steps; 4]>,
     /// The ranks of this process. Others order themselves by receipts.
     local: Range<usize>,
+    /// Which round the last two combines are of, by the parity of their number.
+    combined: [u64; 2],
     /// Calls that were recorded, until it is known whether there will be a graph of them.
     recorded: Vec<(Arc<Recording>, Call)>,
 }
 
-/// Half of a rank's round.
+/// Half of a rank's dispatch or combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Half {
+    /// Tokens go to their experts.
     Send,
+    /// Tokens from all ranks are laid out.
     Receive,
+    /// What experts made goes home.
+    Return,
+    /// What comes home from all ranks is added up.
+    Reduce,
 }
 
 impl Half {
-    const BOTH: [Self; 2] = [Self::Send, Self::Receive];
+    const DISPATCH: [Self; 2] = [Self::Send, Self::Receive];
+    const COMBINE: [Self; 2] = [Self::Return, Self::Reduce];
+    const ALL: [Self; 4] = [Self::Send, Self::Receive, Self::Return, Self::Reduce];
 }
 
-/// A rank's half of a round.
+/// A rank's half of a round. Combines are counted by themselves, as not every dispatch is combined.
 #[derive(Clone, Copy)]
 struct Call {
     rank: usize,
@@ -44,7 +54,7 @@ struct Call {
     round: u64,
 }
 
-/// The sends of one rank, or its receives.
+/// The calls of one rank for one half.
 #[derive(Default)]
 struct Steps {
     /// How many.
@@ -75,6 +85,7 @@ impl Progress {
         Self {
             local,
             ranks: (0..ranks).map(|_| Default::default()).collect(),
+            combined: [0; 2],
             recorded: Vec::new(),
         }
     }
@@ -100,7 +111,7 @@ impl Progress {
 
     /// The round that `rank` has sent and not received.
     pub(super) fn pending(&self, rank: usize) -> Option<u64> {
-        let [sent, received] = Half::BOTH.map(|half| self.count(rank, half));
+        let [sent, received] = Half::DISPATCH.map(|half| self.count(rank, half));
         (received < sent).then_some(received)
     }
 
@@ -147,8 +158,9 @@ impl Progress {
         self.queue(stream, &earlier, &[Call { rank, half, round }], launch)
     }
 
-    /// Queues that `rank` receives: behind its send, which is behind its previous receive. Not behind the sends
-    /// of others, as the kernel waits for those.
+    /// Queues that `rank` receives: behind its send, which is behind its previous receive, and behind the last rows
+    /// that it sent home, as those were from the same output perhaps. Not behind the sends of others, as the kernel
+    /// waits for those.
     pub(super) fn queue_receive(
         &mut self,
         rank: usize,
@@ -156,8 +168,12 @@ impl Progress {
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let round = self.count(rank, Half::Receive);
-        let [send, receive] = Half::BOTH.map(|half| Call { rank, half, round });
-        self.queue(stream, &[send], &[receive], launch)
+        let [send, receive] = Half::DISPATCH.map(|half| Call { rank, half, round });
+        let earlier: Vec<_> = [Some(send), self.last(rank, Half::Return)]
+            .into_iter()
+            .flatten()
+            .collect();
+        self.queue(stream, &earlier, &[receive], launch)
     }
 
     /// Queues that all ranks send and receive: behind everything.
@@ -166,19 +182,124 @@ impl Progress {
         stream: &Stream,
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
+        self.queue_all(Half::DISPATCH, stream, launch)
+    }
+
+    /// Queues that all ranks combine: behind everything.
+    pub(super) fn queue_combine(
+        &mut self,
+        stream: &Stream,
+        launch: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.queue_all(Half::COMBINE, stream, launch)
+    }
+
+    fn queue_all(
+        &mut self,
+        halves: [Half; 2],
+        stream: &Stream,
+        launch: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let ranks = self.local.clone();
+        let each = |halves: &'static [Half]| {
+            let ranks = ranks.clone();
+            ranks.flat_map(move |rank| halves.iter().map(move |&half| (rank, half)))
+        };
+        let earlier: Vec<_> = each(&Half::ALL)
+            .filter_map(|(rank, half)| self.last(rank, half))
+            .collect();
         let mut calls = Vec::new();
-        for rank in self.local.clone() {
-            for half in Half::BOTH {
+        for rank in ranks {
+            for half in halves {
                 let round = self.count(rank, half);
                 calls.push(Call { rank, half, round });
             }
         }
-        let previous = calls.iter().filter_map(|call| {
-            let round = call.round.checked_sub(1)?;
-            Some(Call { round, ..*call })
-        });
-        let earlier: Vec<_> = previous.collect();
         self.queue(stream, &earlier, &calls, launch)
+    }
+
+    /// The last call of `rank` for a half.
+    fn last(&self, rank: usize, half: Half) -> Option<Call> {
+        let round = self.count(rank, half).checked_sub(1)?;
+        Some(Call { rank, half, round })
+    }
+
+    /// The number of the combine that `rank` has sent rows home for and not waited for.
+    pub(super) fn pending_combine(&self, rank: usize) -> Option<u64> {
+        let [sent, reduced] = Half::COMBINE.map(|half| self.count(rank, half));
+        (reduced < sent).then_some(reduced)
+    }
+
+    /// The number of the combine that `rank` would send rows home for now, of round `round`: if those that it sends
+    /// to have waited for the one before, and no rank combines another round in its place.
+    pub(super) fn next_combine(
+        &mut self,
+        config: &EpConfig,
+        rank: usize,
+        round: u64,
+    ) -> Result<u64, EpError> {
+        let number = self.count(rank, Half::Return);
+        let mut receivers = self.receivers(config, rank);
+        if let Some(other) = receivers.find(|&other| self.count(other, Half::Reduce) < number) {
+            return Err(EpError::CombineOrder {
+                rank,
+                combines: number,
+                other,
+                behind: self.count(other, Half::Reduce),
+            });
+        }
+        let ranks = 0..self.ranks.len();
+        let begun = ranks
+            .into_iter()
+            .any(|other| self.count(other, Half::Return) > number);
+        let expected = &mut self.combined[(number % 2) as usize];
+        // In skip mode ranks know nothing of each other.
+        match begun && !config.skip_a2a() && *expected != round {
+            true => Err(EpError::CombineRound {
+                rank,
+                round,
+                expected: *expected,
+            }),
+            false => {
+                *expected = round;
+                Ok(number)
+            }
+        }
+    }
+
+    /// Queues that `rank` sends home what its experts made in round `round`: behind its receive of that round, behind
+    /// its previous return, and behind what those that it sends to made of that.
+    pub(super) fn queue_return(
+        &mut self,
+        config: &EpConfig,
+        rank: usize,
+        round: u64,
+        stream: &Stream,
+        launch: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let number = self.count(rank, Half::Return);
+        let call = |rank, half, round| Call { rank, half, round };
+        let mut earlier = vec![call(rank, Half::Receive, round)];
+        if let Some(number) = number.checked_sub(1) {
+            earlier.push(call(rank, Half::Return, number));
+            let receivers = self.receivers(config, rank);
+            earlier.extend(receivers.map(|other| call(other, Half::Reduce, number)));
+        }
+        let this = call(rank, Half::Return, number);
+        self.queue(stream, &earlier, &[this], launch)
+    }
+
+    /// Queues that `rank` adds up what came home: behind what it sent home itself. Not behind what others send, as the
+    /// kernel waits for that.
+    pub(super) fn queue_reduce(
+        &mut self,
+        rank: usize,
+        stream: &Stream,
+        launch: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let round = self.count(rank, Half::Reduce);
+        let [returned, reduce] = Half::COMBINE.map(|half| Call { rank, half, round });
+        self.queue(stream, &[returned], &[reduce], launch)
     }
 
     /// Queues what `launch` launches, which is `calls`, behind the calls `earlier`, on whatever streams these are.

@@ -1,8 +1,9 @@
 //! One rank of a group.
 
-use super::batch::Batch;
+use super::batch::{Batch, BatchIdentity};
+use super::combine::ReturnCounters;
 use super::error::EpError;
-use super::peers::ReceiveMemory;
+use super::peers::{Phase, ReceiveMemory};
 use super::received::{Dispatched, Pending, Received};
 use super::state::GroupState;
 use crate::buffer::DeviceBuffer;
@@ -25,6 +26,8 @@ pub struct EpRank {
     counters: DeviceBuffer<u32>,
     /// With several nodes.
     send_rows: Option<DeviceBuffer<u8>>,
+    /// What it sent last.
+    batch: Option<BatchIdentity>,
 }
 
 /// A rank's counters, as they lie in device memory.
@@ -62,6 +65,7 @@ impl EpRank {
             send_rows: several_nodes
                 .then(|| device.alloc(capacity * message))
                 .transpose()?,
+            batch: None,
         })
     }
 
@@ -152,16 +156,18 @@ impl EpRank {
             return Err(EpError::SharedExpertNeedsFused);
         }
         let batch = batch.bind(&state.device, &state.config, self.number)?;
+        let identity = batch.identity();
         let rank = batch.apply(self.arguments());
         let mut progress = state.progress();
         let round = progress.next(&state.config, self.number)?;
         progress.queue_send(&state.config, self.number, stream, || {
             let launches = &state.launches;
-            state.await_receipts(stream, self.number)?;
+            state.await_receipts(stream, self.number, Phase::Dispatch)?;
             // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
             // allocated for it. The receivers are done with the previous round, which `progress` sees to.
             unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank) }
         })?;
+        self.batch = Some(identity);
         Ok(self.pending_of(round))
     }
 
@@ -200,22 +206,29 @@ impl EpRank {
             ..self.arguments()
         };
         let mut progress = state.progress();
+        let not_pending = EpError::NotPending {
+            rank: self.number,
+            round: pending.round,
+        };
+        let Some(batch) = self.batch else {
+            return Err(not_pending);
+        };
         if progress.pending(self.number) != Some(pending.round) {
-            return Err(EpError::NotPending {
-                rank: self.number,
-                round: pending.round,
-            });
+            return Err(not_pending);
         }
         progress.queue_receive(self.number, stream, || {
             let launches = &state.launches;
             // SAFETY: as in `dispatch_async`; the output was checked.
             unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank) }?;
-            state.give_receipts(stream, self.number)
+            state.give_receipts(stream, self.number, Phase::Dispatch)
         })?;
+        drop(progress);
         Ok(Dispatched {
             received,
+            state,
             rank: self.number,
             round: pending.round,
+            batch,
         })
     }
 
@@ -235,6 +248,25 @@ impl EpRank {
     /// As [`DeviceBuffer::download`].
     pub fn receive_counts(&self) -> Result<Vec<u64>, DeviceError> {
         self.counts.download()
+    }
+
+    /// The receive counts of combine, `[local experts, sources]` by the sender's expert and rank; all ones between
+    /// combines. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// A group that does not combine, and as [`DeviceBuffer::download`].
+    pub fn return_counts(&self) -> Result<Vec<u64>, EpError> {
+        self.state.combine_memory()?.counts(self.number)
+    }
+
+    /// The counters of combine. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`return_counts`](Self::return_counts).
+    pub fn return_counters(&self) -> Result<ReturnCounters, EpError> {
+        self.state.combine_memory()?.counters(self.number)
     }
 
     /// The counters. Waits for the device.

@@ -1,7 +1,9 @@
 //! What a rank gets.
 
+use super::batch::BatchIdentity;
 use super::config::EpConfig;
 use super::error::EpError;
+use super::state::GroupState;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -189,8 +191,10 @@ impl Pending {
 #[derive(Debug)]
 pub struct Dispatched<'r> {
     pub(super) received: &'r mut Received,
+    pub(super) state: Arc<GroupState>,
     pub(super) rank: usize,
     pub(super) round: u64,
+    pub(super) batch: BatchIdentity,
 }
 
 impl<'r> Dispatched<'r> {
@@ -214,7 +218,9 @@ impl<'r> Dispatched<'r> {
 #[derive(Debug)]
 pub struct GroupDispatched<'r> {
     pub(super) received: &'r mut [Received],
+    pub(super) state: Arc<GroupState>,
     pub(super) round: u64,
+    pub(super) batches: Vec<BatchIdentity>,
 }
 
 impl<'r> GroupDispatched<'r> {
@@ -225,14 +231,20 @@ impl<'r> GroupDispatched<'r> {
 
     /// The dispatch of each rank, in order.
     pub fn into_ranks(self) -> impl Iterator<Item = Dispatched<'r>> {
-        let round = self.round;
-        self.received
-            .iter_mut()
-            .enumerate()
-            .map(move |(rank, received)| Dispatched {
-                received,
-                rank,
-                round,
-            })
+        let Self {
+            received,
+            state,
+            round,
+            batches,
+        } = self;
+        let numbers = state.local.clone();
+        let ranks = numbers.zip(received.iter_mut().zip(batches));
+        ranks.map(move |(rank, (received, batch))| Dispatched {
+            received,
+            state: Arc::clone(&state),
+            rank,
+            round,
+            batch,
+        })
     }
 }

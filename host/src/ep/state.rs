@@ -1,9 +1,11 @@
 //! What the ranks of a group share.
 
+use super::combine::CombineMemory;
 use super::config::EpConfig;
 use super::error::{Awaited, EpError};
+use super::format::TokenFormat;
 use super::launch::Launches;
-use super::peers::Session;
+use super::peers::{Phase, Session};
 use super::progress::Progress;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
@@ -24,7 +26,10 @@ pub(super) struct GroupState {
     pub(super) device: Device,
     pub(super) config: Arc<EpConfig>,
     pub(super) shape: Shape,
-    pub(super) launches: Launches,
+    pub(super) launches: Launches<TokenFormat, Rank>,
+    pub(super) combine: Option<CombineMemory>,
+    /// The ranks that it is the state of; others have their own.
+    pub(super) local: Range<usize>,
     progress: Mutex<Progress>,
     /// `[ranks, 2]`: a [`Peer`] for each.
     addresses: DeviceBuffer<u64>,
@@ -37,17 +42,20 @@ pub(super) struct GroupState {
 }
 
 impl GroupState {
-    /// The state of a group whose `addresses` are known once its ranks are there, of which this process has `local`.
+    /// The state of a group whose `addresses` are known once its ranks are there, for those that are `local`; with
+    /// `receipts`, ranks order themselves.
     pub(super) fn new(
         device: &Device,
         config: EpConfig,
-        launches: Launches,
+        launches: Launches<TokenFormat, Rank>,
+        combine: Option<CombineMemory>,
         local: Range<usize>,
+        receipts: bool,
     ) -> Result<Self, EpError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let ranks = config.ranks();
         let mut shape = config.shape();
-        if local.len() < ranks {
+        if receipts {
             shape.flags |= Shape::RECEIPTS;
         }
         Ok(Self {
@@ -55,7 +63,9 @@ impl GroupState {
             device: device.clone(),
             shape,
             launches,
-            progress: Mutex::new(Progress::new(ranks, local)),
+            combine,
+            progress: Mutex::new(Progress::new(ranks, local.clone())),
+            local,
             addresses: device.alloc(2 * ranks)?,
             failures: device.alloc_filled(Failure::WORDS * ranks, 0)?,
             unusable: Mutex::new(None),
@@ -78,18 +88,21 @@ impl GroupState {
         self.addresses.as_ptr().cast()
     }
 
-    /// A buffer that is the table, to fill it.
+    /// Fills the table.
     pub(super) fn upload_addresses(&self, addresses: &[u64]) -> Result<(), EpError> {
-        let pointer = self.addresses.as_ptr().cast_mut();
-        // SAFETY: the table's own memory, which lives as long as `self`; no kernel uses it yet.
-        let mut table = unsafe { DeviceBuffer::from_raw(&self.device, pointer, addresses.len())? };
-        Ok(table.upload_from(addresses)?)
+        fill_table(&self.addresses, addresses)
     }
 
     /// Where rank `rank` writes down why it gave up.
     pub(super) fn failure(&self, rank: usize) -> *mut u32 {
         let first = self.failures.as_ptr().cast_mut();
         first.wrapping_add(rank * Failure::WORDS)
+    }
+
+    /// What combines, of a group that did not fail.
+    pub(super) fn combine_memory(&self) -> Result<&CombineMemory, EpError> {
+        self.check_usable()?;
+        self.combine.as_ref().ok_or(EpError::CombineNotConfigured)
     }
 
     /// Refuses a group that failed.
@@ -122,18 +135,28 @@ impl GroupState {
     }
 
     /// Queues what orders a rank's next round behind those of other processes.
-    pub(super) fn await_receipts(&self, stream: &Stream, rank: usize) -> Result<(), DeviceError> {
+    pub(super) fn await_receipts(
+        &self,
+        stream: &Stream,
+        rank: usize,
+        phase: Phase,
+    ) -> Result<(), DeviceError> {
         match self.session.get() {
             None => Ok(()),
-            Some(session) => session.await_receipts(stream, self, rank),
+            Some(session) => session.await_receipts(stream, self, rank, phase),
         }
     }
 
     /// Queues what lets other processes go on to the next round.
-    pub(super) fn give_receipts(&self, stream: &Stream, rank: usize) -> Result<(), DeviceError> {
+    pub(super) fn give_receipts(
+        &self,
+        stream: &Stream,
+        rank: usize,
+        phase: Phase,
+    ) -> Result<(), DeviceError> {
         match self.session.get() {
             None => Ok(()),
-            Some(session) => session.give_receipts(stream, self, rank),
+            Some(session) => session.give_receipts(stream, self, rank, phase),
         }
     }
 
@@ -148,18 +171,15 @@ impl GroupState {
         let Some((waiting, record)) = failed else {
             return Ok(());
         };
-        let awaited = if record[0] == wait::Awaited::Count as u32 {
-            Awaited::Count {
-                rank: record[1] as usize,
-                expert: record[2] as usize,
-                word: record[3] as usize,
+        let [rank, expert, word] = [record[1], record[2], record[3]].map(|word| word as usize);
+        let awaited = match record[0] {
+            what if what == wait::Awaited::Count as u32 => Awaited::Count { rank, expert, word },
+            what if what == wait::Awaited::Returned as u32 => {
+                Awaited::Returned { rank, expert, word }
             }
-        } else if record[0] == wait::Awaited::Receipt as u32 {
-            Awaited::Receipt {
-                rank: record[1] as usize,
-            }
-        } else {
-            Awaited::Offsets
+            what if what == wait::Awaited::Returns as u32 => Awaited::Returns,
+            what if what == wait::Awaited::Receipt as u32 => Awaited::Receipt { rank },
+            _ => Awaited::Offsets,
         };
         // Of several that are gone, the one that was waited for.
         let gone = self.gone()?;
@@ -187,6 +207,14 @@ impl fmt::Debug for GroupState {
             .field("config", &self.config)
             .finish_non_exhaustive()
     }
+}
+
+/// Fills a table of addresses, which no kernel uses yet.
+pub(super) fn fill_table(table: &DeviceBuffer<u64>, addresses: &[u64]) -> Result<(), EpError> {
+    let pointer = table.as_ptr().cast_mut();
+    // SAFETY: the table's own memory, which outlives this call; nothing else uses it.
+    let mut table = unsafe { DeviceBuffer::from_raw(table.device(), pointer, table.len())? };
+    Ok(table.upload_from(addresses)?)
 }
 
 /// Bytes of the arguments of `ranks` ranks.

@@ -53,11 +53,25 @@ pub enum Fault {
     OutputsWithoutPadding = 1 << 26,
     /// Scales of rows that a tile has beyond its group stay as they were.
     TileEndsNotCleared = 1 << 25,
+    /// Combine: the first sending block that is done publishes the counts, not the last.
+    CountsBeforeRows = 1 << 14,
+    /// Combine: tokens are added up without waiting for the rows.
+    ReductionBeforeCounts = 1 << 27,
+    /// Combine: receive counts keep their value, which the next round takes for its own.
+    ReturnCountsNotRearmed = 1 << 28,
+    /// Combine: pairs stay, as if there were rows to combine again.
+    PairsNotTakenAway = 1 << 29,
+    /// Combine: the first four experts of a token are added in reverse.
+    LastExpertFirst = 1 << 30,
+    /// Combine: what lies at the position of a nobody is added.
+    NobodyCounts = 1 << 31,
+    /// Combine: offsets in the combine buffer wrap, at 4 KiB in the place of 4 GiB.
+    NarrowReturnOffsets = 1 << 15,
 }
 
 impl Fault {
-    /// Every fault.
-    pub const ALL: [Self; 11] = [
+    /// Those of dispatch.
+    pub const DISPATCH: [Self; 11] = [
         Self::CountsBeforeMessages,
         Self::FirstBlockPublishes,
         Self::CountsNotRearmed,
@@ -69,6 +83,17 @@ impl Fault {
         Self::UnpaddedGroups,
         Self::OutputsWithoutPadding,
         Self::TileEndsNotCleared,
+    ];
+
+    /// Those of combine.
+    pub const COMBINE: [Self; 7] = [
+        Self::CountsBeforeRows,
+        Self::ReductionBeforeCounts,
+        Self::ReturnCountsNotRearmed,
+        Self::PairsNotTakenAway,
+        Self::LastExpertFirst,
+        Self::NobodyCounts,
+        Self::NarrowReturnOffsets,
     ];
 }
 

@@ -24,6 +24,7 @@
 //! | `ep_dispatch_*` | blocks by ranks, all resident | 3 to 6 |
 
 pub mod arguments;
+pub mod combine;
 mod copy;
 mod faults;
 mod format;

@@ -25,6 +25,10 @@ pub enum Awaited {
     Count = 1,
     /// The offsets, from the block that computes them.
     Offsets = 2,
+    /// In a combine: the number of rows from one rank's expert.
+    Returned = 3,
+    /// In a combine: the block that waits for those numbers.
+    Returns = 4,
     /// That one rank has received the round before.
     Receipt = 8,
 }
@@ -103,8 +107,8 @@ impl Waiter {
         // Who waits for the offsets waits, through them, for the counts. The one who waits for a count
         // knows more of what is wrong, and shall be the first to give up.
         let patience = match self.what {
-            Awaited::Count | Awaited::Receipt => shape.deadline_ns,
-            Awaited::Offsets => shape.deadline_ns.saturating_mul(2),
+            Awaited::Count | Awaited::Returned | Awaited::Receipt => shape.deadline_ns,
+            Awaited::Offsets | Awaited::Returns => shape.deadline_ns.saturating_mul(2),
         };
         // When the clock was first looked at. Most waits are over before that, and it is slow to read.
         let mut start = None;

@@ -12,7 +12,7 @@ use tokenyard_tests::{Context, Suite};
 use super::small;
 
 pub fn register(suite: &mut Suite) {
-    for fault in Fault::ALL {
+    for fault in Fault::DISPATCH {
         suite.emulator(&format!("ep::faults::{fault:?}"), move |context| {
             is_found(context, fault)
         });
@@ -81,7 +81,7 @@ fn is_found(context: &Context, fault: Fault) -> Result<()> {
 
 /// The same cases without faults.
 fn without(context: &Context) -> Result<()> {
-    for fault in Fault::ALL {
+    for fault in Fault::DISPATCH {
         let case = case(fault);
         for (label, device) in context.replays().into_iter().take(6) {
             for &mode in Mode::of(&case) {
