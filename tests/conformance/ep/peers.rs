@@ -83,9 +83,11 @@ fn across_devices(context: &Context) -> Result<()> {
                 member.queue(&case, mode)?;
             }
             for member in &members {
-                member
-                    .compare_round(&case)
-                    .with_context(|| format!("round {round}, {mode:?}: {case}"))?;
+                let compare = || {
+                    member.compare_round(&case)?;
+                    member.check_counters()
+                };
+                compare().with_context(|| format!("round {round}, {mode:?}: {case}"))?;
             }
         }
     }
@@ -188,9 +190,12 @@ fn take_part(orders: &Orders) -> Result<()> {
                 }
                 return outlive(&mut world, &case);
             }
-            world
-                .check_round(&case, Mode::Split)
-                .with_context(|| format!("round {round}: {case}"))?;
+            let mut run = || {
+                world.prepare(&case)?;
+                world.queue(&case, Mode::Split)?;
+                world.compare_round(&case)
+            };
+            run().with_context(|| format!("round {round}: {case}"))?;
         }
     }
     Ok(())
@@ -234,12 +239,16 @@ impl Processes {
 
     /// Every rank's end but that of `victim` must be a good one.
     fn finish(mut self, victim: Option<usize>) -> Result<()> {
+        // Of all of them: the first to fail takes the others along.
+        let mut complaints = Vec::new();
         for (rank, child) in std::mem::take(&mut self.0).into_iter().enumerate() {
             let output = child.wait_with_output()?;
             let said = String::from_utf8_lossy(&output.stderr);
-            let good = output.status.success() != (victim == Some(rank));
-            ensure!(good, "rank {rank}: {}: {}", output.status, said.trim());
+            if output.status.success() == (victim == Some(rank)) {
+                complaints.push(format!("rank {rank}: {}: {}", output.status, said.trim()));
+            }
         }
+        ensure!(complaints.is_empty(), "{}", complaints.join("\n"));
         Ok(())
     }
 }
