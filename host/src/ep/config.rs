@@ -630,6 +630,7 @@ impl EpConfig {
             slot_rows: self.scale_preshuffle().unwrap_or(0) as u32,
             scale_stride: self.scale_stride() as u32,
             allreduce_world: self.allreduce_world_size() as u32,
+            masked: 0,
             deadline_ns: self.deadline().map_or(0, |deadline| {
                 // A kernel takes 0 for "none", and doubles it for some waits.
                 let longest = u128::from(u64::MAX / 4);

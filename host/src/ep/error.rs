@@ -213,6 +213,10 @@ pub enum EpError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 
+    /// There is no group of this shape.
+    #[error(transparent)]
+    Config(#[from] EpConfigError),
+
     /// More tokens than the group was made for.
     #[error("rank {rank} has {tokens} tokens; the group was made for {capacity}")]
     TooManyTokens {
@@ -369,6 +373,26 @@ pub enum EpError {
         round: u64,
         /// The round that others combine.
         expected: u64,
+    },
+
+    /// There is no such rank to go on without, or there are too many for that.
+    #[error(
+        "rank {rank} of {ranks} cannot be masked; a group of up to {limit} ranks can go on without one of them"
+    )]
+    RankMask {
+        /// The rank.
+        rank: usize,
+        /// Ranks of the group.
+        ranks: usize,
+        /// The most ranks that a group with a mask has.
+        limit: usize,
+    },
+
+    /// The group goes on without the rank.
+    #[error("rank {rank} takes no part any more: the group goes on without it")]
+    MaskedRank {
+        /// The rank.
+        rank: usize,
     },
 
     /// The split operations have no output to put the shared expert's rows in when they send.

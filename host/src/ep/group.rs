@@ -174,8 +174,8 @@ impl EpGroup {
         }
         let mut progress = state.progress();
         let mut round = 0;
-        for rank in &self.ranks {
-            round = progress.next(&state.config, rank.number())?;
+        for rank in state.taking_part() {
+            round = progress.next(&state.config, rank)?;
         }
         let slots: *mut Rank = self.fused_arguments.as_mut_ptr().cast();
         let one = LaunchConfig::line(1, 1, 0)?;
@@ -186,14 +186,14 @@ impl EpGroup {
                 // behind them.
                 unsafe { stream.launch(one, ep_bind_rank::Args { rank, slot })? };
             }
-            for rank in &self.ranks {
-                state.await_receipts(stream, rank.number(), Phase::Dispatch)?;
+            for rank in state.taking_part() {
+                state.await_receipts(stream, rank, Phase::Dispatch)?;
             }
             // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest
             // was allocated for it. The previous round is over, which `progress` and the receipts see to.
-            unsafe { (state.launches.entries.fused)(stream, fused, state.shape, slots) }?;
-            for rank in &self.ranks {
-                state.give_receipts(stream, rank.number(), Phase::Dispatch)?;
+            unsafe { (state.launches.entries.fused)(stream, fused, state.shape(), slots) }?;
+            for rank in state.taking_part() {
+                state.give_receipts(stream, rank, Phase::Dispatch)?;
             }
             Ok(())
         })?;
@@ -204,6 +204,27 @@ impl EpGroup {
             round,
             batches: identities,
         })
+    }
+
+    /// Goes on without a rank, for good: from the next calls on, nobody sends to it or waits for it, and its experts'
+    /// ids are nobody's. Its own calls are refused; in fused operations its operands are not used.
+    ///
+    /// For a rank of which is known that it will not come. What is queued already still waits for it, and a group in
+    /// which such a wait reached the deadline is [unusable](EpError::Unusable): make a new one then.
+    ///
+    /// # Errors
+    ///
+    /// [`EpError::RankMask`]: no such rank, or a group of more than 64.
+    pub fn mask_rank(&mut self, rank: usize) -> Result<(), EpError> {
+        self.state.mask(rank)
+    }
+
+    /// The ranks that it goes on without.
+    pub fn masked_ranks(&self) -> Vec<usize> {
+        let takes_part = |rank: &usize| self.state.check_takes_part(*rank).is_ok();
+        (0..self.config().ranks())
+            .filter(|rank| !takes_part(rank))
+            .collect()
     }
 
     /// Waits for the device, and says whether a rank gave up waiting for another.

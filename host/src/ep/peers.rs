@@ -326,7 +326,7 @@ impl Session {
         phase: Phase,
     ) -> Result<(), DeviceError> {
         let (config, receipts) = self.launch(state, rank, phase)?;
-        let shape = state.shape;
+        let shape = state.shape();
         // SAFETY: the tables name the receipts of all ranks, which are mapped for as long as the group lives.
         unsafe { stream.launch(config, ep_await_receipts::Args { shape, receipts }) }
     }
@@ -339,7 +339,7 @@ impl Session {
         phase: Phase,
     ) -> Result<(), DeviceError> {
         let (config, receipts) = self.launch(state, rank, phase)?;
-        let shape = state.shape;
+        let shape = state.shape();
         // SAFETY: as above.
         unsafe { stream.launch(config, ep_give_receipts::Args { shape, receipts }) }
     }

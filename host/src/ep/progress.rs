@@ -23,6 +23,8 @@ pub(super) struct Progress {
     local: Range<usize>,
     /// Which round the last two combines are of, by the parity of their number.
     combined: [u64; 2],
+    /// Ranks that the group goes on without: nobody waits for what they do.
+    masked: Vec<bool>,
     /// Calls that were recorded, until it is known whether there will be a graph of them.
     recorded: Vec<(Arc<Recording>, Call)>,
 }
@@ -86,6 +88,7 @@ impl Progress {
             local,
             ranks: (0..ranks).map(|_| Default::default()).collect(),
             combined: [0; 2],
+            masked: vec![false; ranks],
             recorded: Vec::new(),
         }
     }
@@ -96,6 +99,20 @@ impl Progress {
 
     fn count(&self, rank: usize, half: Half) -> u64 {
         self.ranks[rank][half as usize].count
+    }
+
+    /// Goes on without a rank.
+    pub(super) fn mask(&mut self, rank: usize) {
+        self.masked[rank] = true;
+    }
+
+    /// The ranks that `rank` sends to, as far as this host orders them.
+    fn receivers(&self, config: &EpConfig, rank: usize) -> Vec<usize> {
+        let ranks = match config.skip_a2a() {
+            true => rank..rank + 1,
+            false => self.local.clone(),
+        };
+        ranks.filter(|&rank| !self.masked[rank]).collect()
     }
 
     /// Takes back what was recorded for graphs that will never be.
@@ -118,7 +135,7 @@ impl Progress {
     /// The round that `rank` would send now, if those it sends to have received the one before.
     pub(super) fn next(&self, config: &EpConfig, rank: usize) -> Result<u64, EpError> {
         let round = self.count(rank, Half::Send);
-        let mut receivers = self.receivers(config, rank);
+        let mut receivers = self.receivers(config, rank).into_iter();
         match receivers.find(|&other| self.count(other, Half::Receive) < round) {
             None => Ok(round),
             Some(other) => Err(EpError::RoundOrder {
@@ -127,14 +144,6 @@ impl Progress {
                 other,
                 behind: self.count(other, Half::Receive),
             }),
-        }
-    }
-
-    /// The ranks of this process that `rank` sends to.
-    fn receivers(&self, config: &EpConfig, rank: usize) -> Range<usize> {
-        match config.skip_a2a() {
-            true => rank..rank + 1,
-            false => self.local.clone(),
         }
     }
 
@@ -151,7 +160,7 @@ impl Progress {
         if let Some(round) = round.checked_sub(1) {
             let call = |rank, half| Call { rank, half, round };
             earlier.push(call(rank, Half::Send));
-            let receivers = self.receivers(config, rank);
+            let receivers = self.receivers(config, rank).into_iter();
             earlier.extend(receivers.map(|other| call(other, Half::Receive)));
         }
         let half = Half::Send;
@@ -200,20 +209,18 @@ impl Progress {
         stream: &Stream,
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let ranks = self.local.clone();
-        let each = |halves: &'static [Half]| {
-            let ranks = ranks.clone();
-            ranks.flat_map(move |rank| halves.iter().map(move |&half| (rank, half)))
-        };
-        let earlier: Vec<_> = each(&Half::ALL)
-            .filter_map(|(rank, half)| self.last(rank, half))
-            .collect();
-        let mut calls = Vec::new();
-        for rank in ranks {
-            for half in halves {
-                let round = self.count(rank, half);
-                calls.push(Call { rank, half, round });
-            }
+        let (mut earlier, mut calls) = (Vec::new(), Vec::new());
+        for rank in self.local.clone() {
+            earlier.extend(
+                Half::ALL
+                    .into_iter()
+                    .filter_map(|half| self.last(rank, half)),
+            );
+            calls.extend(halves.map(|half| Call {
+                rank,
+                half,
+                round: self.count(rank, half),
+            }));
         }
         self.queue(stream, &earlier, &calls, launch)
     }
@@ -239,7 +246,7 @@ impl Progress {
         round: u64,
     ) -> Result<u64, EpError> {
         let number = self.count(rank, Half::Return);
-        let mut receivers = self.receivers(config, rank);
+        let mut receivers = self.receivers(config, rank).into_iter();
         if let Some(other) = receivers.find(|&other| self.count(other, Half::Reduce) < number) {
             return Err(EpError::CombineOrder {
                 rank,
@@ -248,10 +255,8 @@ impl Progress {
                 behind: self.count(other, Half::Reduce),
             });
         }
-        let ranks = 0..self.ranks.len();
-        let begun = ranks
-            .into_iter()
-            .any(|other| self.count(other, Half::Return) > number);
+        let mut others = (0..self.ranks.len()).filter(|&other| !self.masked[other]);
+        let begun = others.any(|other| self.count(other, Half::Return) > number);
         let expected = &mut self.combined[(number % 2) as usize];
         // In skip mode ranks know nothing of each other.
         match begun && !config.skip_a2a() && *expected != round {
@@ -282,7 +287,7 @@ impl Progress {
         let mut earlier = vec![call(rank, Half::Receive, round)];
         if let Some(number) = number.checked_sub(1) {
             earlier.push(call(rank, Half::Return, number));
-            let receivers = self.receivers(config, rank);
+            let receivers = self.receivers(config, rank).into_iter();
             earlier.extend(receivers.map(|other| call(other, Half::Reduce, number)));
         }
         let this = call(rank, Half::Return, number);

@@ -152,6 +152,7 @@ impl EpRank {
         state.check_usable()?;
         state.check_peers()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.number)?;
         if state.config.fused_shared_expert() {
             return Err(EpError::SharedExpertNeedsFused);
         }
@@ -165,7 +166,7 @@ impl EpRank {
             state.await_receipts(stream, self.number, Phase::Dispatch)?;
             // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
             // allocated for it. The receivers are done with the previous round, which `progress` sees to.
-            unsafe { (launches.entries.send)(stream, launches.send, state.shape, rank) }
+            unsafe { (launches.entries.send)(stream, launches.send, state.shape(), rank) }
         })?;
         self.batch = Some(identity);
         Ok(self.pending_of(round))
@@ -194,6 +195,7 @@ impl EpRank {
         let state = Arc::clone(&self.state);
         state.check_usable()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.number)?;
         if pending.group != state.id || pending.rank != self.number {
             return Err(EpError::ForeignHandle {
                 rank: self.number,
@@ -219,7 +221,7 @@ impl EpRank {
         progress.queue_receive(self.number, stream, || {
             let launches = &state.launches;
             // SAFETY: as in `dispatch_async`; the output was checked.
-            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape, rank) }?;
+            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape(), rank) }?;
             state.give_receipts(stream, self.number, Phase::Dispatch)
         })?;
         drop(progress);

@@ -25,7 +25,9 @@ pub(super) struct GroupState {
     pub(super) id: u64,
     pub(super) device: Device,
     pub(super) config: Arc<EpConfig>,
-    pub(super) shape: Shape,
+    shape: Shape,
+    /// [`Shape::masked`].
+    masked: AtomicU64,
     pub(super) launches: Launches<TokenFormat, Rank>,
     pub(super) combine: Option<CombineMemory>,
     /// The ranks that it is the state of; others have their own.
@@ -62,6 +64,7 @@ impl GroupState {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device: device.clone(),
             shape,
+            masked: AtomicU64::new(0),
             launches,
             combine,
             progress: Mutex::new(Progress::new(ranks, local.clone())),
@@ -99,6 +102,46 @@ impl GroupState {
         first.wrapping_add(rank * Failure::WORDS)
     }
 
+    /// The shape, with the ranks that take no part by now.
+    pub(super) fn shape(&self) -> Shape {
+        Shape {
+            masked: self.masked(),
+            ..self.shape
+        }
+    }
+
+    /// Its own ranks that take part by now.
+    pub(super) fn taking_part(&self) -> impl Iterator<Item = usize> {
+        let own = self.local.clone();
+        own.filter(|&rank| self.check_takes_part(rank).is_ok())
+    }
+
+    /// Ranks that take no part, as bits.
+    pub(super) fn masked(&self) -> u64 {
+        self.masked.load(Ordering::Relaxed)
+    }
+
+    /// Goes on without rank `rank`.
+    pub(super) fn mask(&self, rank: usize) -> Result<(), EpError> {
+        let (ranks, limit) = (self.config.ranks(), Shape::MASKED_RANKS as usize);
+        if rank >= ranks || ranks > limit {
+            return Err(EpError::RankMask { rank, ranks, limit });
+        }
+        // Under the lock, so that no call that is being checked finds another mask later.
+        let mut progress = self.progress();
+        self.masked.fetch_or(1 << rank, Ordering::Relaxed);
+        progress.mask(rank);
+        Ok(())
+    }
+
+    /// Refuses a rank that takes no part.
+    pub(super) fn check_takes_part(&self, rank: usize) -> Result<(), EpError> {
+        match rank < Shape::MASKED_RANKS as usize && self.masked() >> rank & 1 != 0 {
+            true => Err(EpError::MaskedRank { rank }),
+            false => Ok(()),
+        }
+    }
+
     /// What combines, of a group that did not fail.
     pub(super) fn combine_memory(&self) -> Result<&CombineMemory, EpError> {
         self.check_usable()?;
@@ -129,9 +172,11 @@ impl GroupState {
         }
     }
 
-    /// The ranks whose processes are gone.
+    /// The ranks whose processes are gone, but for those that take no part.
     fn gone(&self) -> Result<Vec<usize>, PeerError> {
-        self.session.get().map_or(Ok(Vec::new()), Session::gone)
+        let mut gone = self.session.get().map_or(Ok(Vec::new()), Session::gone)?;
+        gone.retain(|&rank| self.check_takes_part(rank).is_ok());
+        Ok(gone)
     }
 
     /// Queues what orders a rank's next round behind those of other processes.

@@ -61,6 +61,9 @@ pub struct Shape {
     pub allreduce_world: u32,
     /// How long a wait may take; 0 for ever.
     pub deadline_ns: u64,
+    /// Bit `r`: rank `r`, one of the first [`MASKED_RANKS`](Self::MASKED_RANKS), takes no part. Nobody sends to it or
+    /// waits for it, and its experts are nobody.
+    pub masked: u64,
 }
 
 impl Shape {
@@ -72,6 +75,15 @@ impl Shape {
     pub const DETERMINISTIC: u32 = 4;
     /// Ranks order their rounds themselves, by [receipts](super::receipt).
     pub const RECEIPTS: u32 = 1 << 8;
+
+    /// Ranks that [`masked`](Self::masked) has bits for.
+    pub const MASKED_RANKS: u32 = 64;
+
+    /// Whether a rank takes no part.
+    #[inline(always)]
+    pub const fn is_masked(&self, rank: u32) -> bool {
+        self.masked >> (rank % Self::MASKED_RANKS) & 1 != 0
+    }
 
     /// Whether a flag is set.
     #[inline(always)]
@@ -134,7 +146,7 @@ impl Shape {
     /// # let shape = |world| Shape {
     /// #     hidden: 32, top_k: 1, experts: 8, local_experts: 1, ranks: 8, ranks_per_node: 8, capacity: 16,
     /// #     rules: 0, flags: Shape::SHARED_EXPERT | Shape::SKIP_A2A, slot_rows: 0, scale_stride: 0,
-    /// #     allreduce_world: world, deadline_ns: 0,
+    /// #     allreduce_world: world, deadline_ns: 0, masked: 0,
     /// # };
     /// assert_eq!([0, 1, 2, 3].map(|rank| shape(4).shared_rows(rank, 10)), [(0, 3), (3, 3), (6, 2), (8, 2)]);
     /// assert_eq!([1, 2, 3].map(|rank| shape(8).shared_rows(rank, 3)), [(1, 1), (2, 1), (3, 0)]);
@@ -342,7 +354,7 @@ impl Shape {
             return None;
         }
         let (owner, expert) = quotient(id, self.local_experts);
-        if self.has(Self::SKIP_A2A) && owner != rank {
+        if self.has(Self::SKIP_A2A) && owner != rank || self.is_masked(owner) {
             return None;
         }
         Some(Destination {

@@ -9,13 +9,13 @@
 //!
 //! | | what went wrong | found by |
 //! | --- | --- | --- |
-//! | 1 | combine: the flags that its receivers wait for are fewer than its blocks | not of dispatch: combine |
-//! | 2 | combine: a counter that elects a block lies on words in use | not of dispatch: combine |
+//! | 1 | combine: the flags that its receivers wait for are fewer than its blocks | nothing to plant: one word, `ready`, serves all blocks, whatever the grid |
+//! | 2 | combine: a counter that elects a block lies on words in use | nothing to plant: a combine's two words are in memory of their own; [`CountsBeforeRows`](Fault::CountsBeforeRows) is what a wrong election comes to |
 //! | 3 | counts stored plainly, behind a relaxed counter | [`CountsBeforeMessages`](Fault::CountsBeforeMessages), [`FirstBlockPublishes`](Fault::FirstBlockPublishes); PTX: counts are `st.release.sys` and `ld.acquire.sys` |
 //! | 4 | skip mode: a token of no local expert is not seen to for the shared expert | [`SharedRowsOfRoutedTokens`](Fault::SharedRowsOfRoutedTokens) |
 //! | 5 | what was just written is read through the read-only path | PTX: no `ld.global.nc` in an entry that receives |
 //! | 6 | FP8: padding makes more rows than outputs have | [`OutputsWithoutPadding`](Fault::OutputsWithoutPadding), [`UnpaddedGroups`](Fault::UnpaddedGroups) |
-//! | 7 | offsets of 32 bits | [`NarrowOffsets`](Fault::NarrowOffsets) |
+//! | 7 | offsets of 32 bits | [`NarrowOffsets`](Fault::NarrowOffsets), [`NarrowReturnOffsets`](Fault::NarrowReturnOffsets) |
 //! | 8 | MXFP4: room for a payload of a byte an element | the sizes of messages, held to the reference's; nothing to plant in a kernel |
 //! | 9 | MXFP4 and its slot layout exist for AMD GPUs alone | not applicable: there is no other result to differ from, so the reference decides |
 //!

@@ -1,5 +1,5 @@
 //! Expert-parallel dispatch: tokens on their way to the experts that were chosen for them, on whatever rank
-//! those live.
+//! those live; and [`combine`], their way back.
 //!
 //! Each rank has T tokens and K expert ids for each. It quantizes a token once, and delivers a copy to each of
 //! its experts' ranks. What a rank got it lays out by expert. To follow one token from `tokens` to
@@ -205,8 +205,10 @@ macro_rules! define_entries {
             // SAFETY: passed on to the caller. Nobody writes the ranks during the launch.
             unsafe {
                 let rank = &*ranks.add(thread::block_idx_y() as usize);
-                send::<$format, true>(&shape, rank);
-                receive::<$format>(&shape, rank);
+                if !shape.is_masked(rank.rank) {
+                    send::<$format, true>(&shape, rank);
+                    receive::<$format>(&shape, rank);
+                }
             }
         }
     )*};

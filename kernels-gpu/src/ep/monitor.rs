@@ -61,12 +61,14 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
             counters.reserved(pair).store(0, Relaxed);
         }
         let word = expert * shape.sources() + shape.source(rank.rank);
-        // SAFETY: the caller's obligation: `[nl, sources]` words.
-        let count = unsafe {
-            let counts = rank.load_peer(to, shape.ranks).counts;
-            Atomic::<u64, System, Global>::from_global_ptr(counts.add(word as usize))
-        };
-        count.store(messages as u64, Release);
+        if !shape.is_masked(to) {
+            // SAFETY: the caller's obligation: `[nl, sources]` words.
+            let count = unsafe {
+                let counts = rank.load_peer(to, shape.ranks).counts;
+                Atomic::<u64, System, Global>::from_global_ptr(counts.add(word as usize))
+            };
+            count.store(messages as u64, Release);
+        }
         pair += thread::block_dim_x();
     }
 }

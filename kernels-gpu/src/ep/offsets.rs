@@ -109,6 +109,9 @@ impl Offsets<'_> {
     #[inline(always)]
     fn wait_for_count(self, pair: u32, failure: Failure) -> Option<u32> {
         let (expert, source) = self.shape.split_pair(pair);
+        if self.shape.is_masked(source) && !self.shape.has(Shape::SKIP_A2A) {
+            return Some(0);
+        }
         let word = pair as usize;
         // SAFETY: by the contract of `publish`: the counts are one for each pair.
         let count =

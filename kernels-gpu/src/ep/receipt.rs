@@ -70,6 +70,10 @@ pub unsafe fn ep_await_receipts(shape: Shape, receipts: Receipts) {
     let failure = Failure::at(receipts.failure);
     let mut rank = thread::thread_idx_x();
     while rank < shape.ranks {
+        if shape.is_masked(rank) {
+            rank += THREADS;
+            continue;
+        }
         // SAFETY: the caller's obligation.
         let word = unsafe { receipts.word(receipts.rank, rank, shape.ranks) };
         let waiter = Waiter {

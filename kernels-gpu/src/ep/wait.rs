@@ -104,7 +104,7 @@ impl Waiter {
         nothing: T,
         shape: &Shape,
     ) -> Option<T> {
-        // Who waits for the offsets waits, through them, for the counts. The one who waits for a count
+        // Who waits for another block of its rank waits, through it, for the counts. The one who waits for a count
         // knows more of what is wrong, and shall be the first to give up.
         let patience = match self.what {
             Awaited::Count | Awaited::Returned | Awaited::Receipt => shape.deadline_ns,

@@ -80,6 +80,7 @@ impl<'r> Dispatched<'r> {
         let state = Arc::clone(&self.state);
         let memory = state.combine_memory()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.rank)?;
         let combining = bind(&state, memory, self.rank, self.received, outputs)?;
         let mut progress = state.progress();
         let index = progress.next_combine(&state.config, self.rank, self.round)?;
@@ -88,7 +89,7 @@ impl<'r> Dispatched<'r> {
             state.await_receipts(stream, self.rank, Phase::Combine)?;
             // SAFETY: everything has the sizes that the shape leads to: the outputs were checked, the rest was
             // allocated for it. The receivers are done with the previous combine, which `progress` sees to.
-            unsafe { (launches.entries.send)(stream, launches.send, state.shape, combining) }
+            unsafe { (launches.entries.send)(stream, launches.send, state.shape(), combining) }
         })?;
         Ok(index)
     }
@@ -133,6 +134,7 @@ impl PendingCombine<'_> {
         let state = Arc::clone(&self.state);
         let memory = state.combine_memory()?;
         state.device.check_same("the stream", stream.device())?;
+        state.check_takes_part(self.rank)?;
         let combining = bind(&state, memory, self.rank, self.received, self.outputs)?;
         let combining = aim(&state, memory, combining, self.batch, batch, target)?;
         let mut progress = state.progress();
@@ -146,7 +148,7 @@ impl PendingCombine<'_> {
             let launches = &memory.launches;
             // SAFETY: as in `send_home`; batch and target were checked.
             unsafe {
-                (launches.entries.receive)(stream, launches.receive, state.shape, combining)
+                (launches.entries.receive)(stream, launches.receive, state.shape(), combining)
             }?;
             state.give_receipts(stream, self.rank, Phase::Combine)
         })?;
@@ -210,7 +212,7 @@ impl GroupDispatched<'_> {
             arguments.push(combining);
         }
         let mut progress = state.progress();
-        for rank in state.local.clone() {
+        for rank in state.taking_part() {
             progress.next_combine(&state.config, rank, self.round)?;
         }
         let slots = memory.argument_slots();
@@ -222,12 +224,12 @@ impl GroupDispatched<'_> {
                 // behind them.
                 unsafe { stream.launch(one, ep_bind_combine::Args { combining, slot })? };
             }
-            for rank in state.local.clone() {
+            for rank in state.taking_part() {
                 state.await_receipts(stream, rank, Phase::Combine)?;
             }
             // SAFETY: as for the split operations.
-            unsafe { (memory.launches.entries.fused)(stream, fused, state.shape, slots) }?;
-            for rank in state.local.clone() {
+            unsafe { (memory.launches.entries.fused)(stream, fused, state.shape(), slots) }?;
+            for rank in state.taking_part() {
                 state.give_receipts(stream, rank, Phase::Combine)?;
             }
             Ok(())

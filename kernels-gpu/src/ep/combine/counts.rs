@@ -13,7 +13,7 @@
 //! | thread 0 of the last | its other threads | barrier |
 //! | each of those | the receiver's thread that sees the count | count: store release, load acquire, system |
 //! | the receiver's threads | thread 0 of block 0 | barrier |
-//! | thread 0 of block 0 | thread 0 of the other blocks | `ready`: store release, load acquire, device |
+//! | thread 0 of block 0 | thread 0 of the other blocks | `ready`: add release, load acquire, device |
 //! | thread 0 of a block | its other threads, which load rows | barrier |
 
 use super::super::arguments::{NOT_ARRIVED, Shape};
@@ -75,12 +75,14 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, combining: &Combining) {
         } else {
             source
         };
-        // SAFETY: the caller's obligation: `[nl, sources]` counts.
-        let count = unsafe {
-            let counts = rank.load_peer(to, shape.ranks).counts;
-            count(counts, expert * shape.sources() + shape.source(rank.rank))
-        };
-        count.store(rows as u64, Release);
+        if !shape.is_masked(to) {
+            // SAFETY: the caller's obligation: `[nl, sources]` counts.
+            let count = unsafe {
+                let counts = rank.load_peer(to, shape.ranks).counts;
+                count(counts, expert * shape.sources() + shape.source(rank.rank))
+            };
+            count.store(rows as u64, Release);
+        }
         pair += thread::block_dim_x();
     }
 }
@@ -102,7 +104,7 @@ pub(super) unsafe fn wait_for_rows(shape: &Shape, combining: &Combining) -> bool
         let all = !failed_before && unsafe { collect_counts(shape, combining, failure) };
         let all = thread::sync_threads_and(all as u32) != 0;
         if all && thread::thread_idx_x() == 0 {
-            ready.store(thread::grid_dim_x(), Release);
+            ready.publish(thread::grid_dim_x());
         }
         all
     } else {
@@ -115,12 +117,13 @@ pub(super) unsafe fn wait_for_rows(shape: &Shape, combining: &Combining) -> bool
         };
         let late = thread::thread_idx_x() == 0
             && !shape.plants(Fault::ReductionBeforeCounts)
-            && waiter.wait(ready, 0, shape).is_none();
+            && !ready.wait(waiter, shape);
         thread::sync_threads_or(late as u32) == 0
     };
-    // There is nothing to read but that it is set, so a block is done with it at once.
+    // There is nothing to read but that it is set, so a block is done with it at once. If others have given up, there
+    // is a failure record, and nobody takes the tokens for combined.
     if in_time && thread::thread_idx_x() == 0 {
-        ready.fetch_add(u32::MAX, Relaxed);
+        ready.finish();
     }
     in_time
 }
@@ -148,11 +151,13 @@ unsafe fn collect_counts(shape: &Shape, combining: &Combining, failure: Failure)
             expert: from * shape.local_experts + expert,
             word,
         };
-        if waiter.wait(count, NOT_ARRIVED, shape).is_none() {
-            return false;
-        }
-        if !shape.plants(Fault::ReturnCountsNotRearmed) {
-            count.store(NOT_ARRIVED, Relaxed);
+        if !shape.is_masked(from) {
+            if waiter.wait(count, NOT_ARRIVED, shape).is_none() {
+                return false;
+            }
+            if !shape.plants(Fault::ReturnCountsNotRearmed) {
+                count.store(NOT_ARRIVED, Relaxed);
+            }
         }
         word += thread::block_dim_x();
     }

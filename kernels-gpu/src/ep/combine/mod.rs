@@ -154,8 +154,10 @@ macro_rules! define_entries {
             // SAFETY: passed on to the caller. Nobody writes the ranks during the launch.
             unsafe {
                 let combining = &*ranks.add(thread::block_idx_y() as usize);
-                send::<$format>(&shape, combining);
-                receive::<$format>(&shape, combining);
+                if !shape.is_masked(combining.rank.rank) {
+                    send::<$format>(&shape, combining);
+                    receive::<$format>(&shape, combining);
+                }
             }
         }
     )*};

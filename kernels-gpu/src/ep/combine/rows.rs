@@ -255,6 +255,9 @@ impl RowSender<'_> {
         } else {
             source
         };
+        if shape.is_masked(to) {
+            return None;
+        }
         let slot = token as usize * shape.top_k as usize + position as usize;
         let mut offset = slot * words;
         if shape.plants(Fault::NarrowReturnOffsets) {
