@@ -42,6 +42,7 @@ pub mod ep;
 pub mod error;
 pub mod error_metrics;
 pub mod graph;
+pub mod moe;
 pub mod ops;
 pub mod options;
 pub mod peer;

@@ -17,10 +17,10 @@ use crate::options::{DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, 
 use crate::stream::Stream;
 use block_shape::{BlockShape, Room};
 use error::{check_columns, to_index};
+use kernels_gpu::for_each_quantize_entry;
 use kernels_gpu::formats::{self, Rules};
 use kernels_gpu::quantize;
 use kernels_gpu::scale_tile::Swizzle;
-use kernels_gpu::{for_each_quantize_entry, for_each_traffic_twin};
 use output::output_bytes;
 
 /// How scale tiles leave shared memory for the scales tensor. The bytes are the same.
@@ -59,7 +59,7 @@ struct Call<'a> {
     shape: BlockShape,
 }
 
-/// A line of [`for_each_quantize_entry`] or [`for_each_traffic_twin`].
+/// A line of [`for_each_quantize_entry`].
 struct Entry {
     name: &'static str,
     /// Names of the kernel crate's types, which are those of the options but for upper case.
@@ -68,54 +68,60 @@ struct Entry {
     /// Threads that run on a multiprocessor at once, and the most of a block.
     threads: u32,
     launcher: Launcher,
+    /// That of its traffic twin.
+    twin: Launcher,
 }
 
 type Launcher = unsafe fn(Call<'_>) -> Result<(), DeviceError>;
 
+macro_rules! launcher {
+    ($name:ident) => {
+        |call| {
+            let routing = call.routing;
+            let args = quantize::$name::Args {
+                input: call.input.cast(),
+                input_rows: call.input_rows,
+                columns: call.columns,
+                data: call.data,
+                rows: call.rows,
+                scales: call.scales,
+                row_tiles: call.row_tiles,
+                scale_map: call.scale_map.cast(),
+                row_offsets: routing.row_offsets.as_ptr(),
+                scales_offsets: routing.scales_offsets.as_ptr(),
+                expert_ids: routing.expert_ids.as_ptr(),
+                slots: routing.slots() as u32,
+                sf: call.sf,
+                sf_len: call.sf_len,
+                source_rows: routing
+                    .source_rows
+                    .as_ref()
+                    .map_or(std::ptr::null(), |rows| rows.as_ptr()),
+                rules: call.rules,
+                scale_store: call.scale_store,
+                runs_per_block: call.shape.runs,
+            };
+            // SAFETY: the caller's obligation.
+            unsafe { call.stream.launch(call.config, args) }
+        }
+    };
+}
+
 macro_rules! entries {
-    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+    ($($name:ident, $twin:ident: $format:ident, $input:ident, $threads:literal;)*) => {
         &[$(Entry {
             name: stringify!($name),
             format: stringify!($format),
             input_type: stringify!($input),
             threads: $threads,
-            launcher: |call| {
-                let routing = call.routing;
-                let args = quantize::$name::Args {
-                    input: call.input.cast(),
-                    input_rows: call.input_rows,
-                    columns: call.columns,
-                    data: call.data,
-                    rows: call.rows,
-                    scales: call.scales,
-                    row_tiles: call.row_tiles,
-                    scale_map: call.scale_map.cast(),
-                    row_offsets: routing.row_offsets.as_ptr(),
-                    scales_offsets: routing.scales_offsets.as_ptr(),
-                    expert_ids: routing.expert_ids.as_ptr(),
-                    slots: routing.slots() as u32,
-                    sf: call.sf,
-                    sf_len: call.sf_len,
-                    source_rows: routing
-                        .source_rows
-                        .as_ref()
-                        .map_or(std::ptr::null(), |rows| rows.as_ptr()),
-                    rules: call.rules,
-                    scale_store: call.scale_store,
-                    runs_per_block: call.shape.runs,
-                };
-                // SAFETY: the caller's obligation.
-                unsafe { call.stream.launch(call.config, args) }
-            },
+            launcher: launcher!($name),
+            twin: launcher!($twin),
         }),*]
     };
 }
 
 /// The quantize entries.
 const ENTRIES: &[Entry] = for_each_quantize_entry!(entries);
-
-/// Their traffic twins.
-const TRAFFIC_TWINS: &[Entry] = for_each_traffic_twin!(entries);
 
 /// Makes a [`GroupedQuantizer`]; see [`GroupedQuantizer::builder`].
 #[derive(Clone, Debug)]
@@ -228,17 +234,13 @@ impl GroupedQuantizerBuilder {
             }
             store => store,
         };
-        let entries = match self.traffic_twin {
-            true => TRAFFIC_TWINS,
-            false => ENTRIES,
-        };
-        let Some(entry) = entries.iter().find(|entry| {
+        let Some(entry) = ENTRIES.iter().find(|entry| {
             entry.format.eq_ignore_ascii_case(self.format.name())
                 && entry
                     .input_type
                     .eq_ignore_ascii_case(self.input_type.name())
         }) else {
-            let names: Vec<_> = entries.iter().map(|entry| entry.name).collect();
+            let names: Vec<_> = ENTRIES.iter().map(|entry| entry.name).collect();
             return Err(QuantizeError::NoKernel {
                 format: self.format,
                 input_type: self.input_type,
@@ -268,7 +270,10 @@ impl GroupedQuantizerBuilder {
             scale_store,
             room,
             shape,
-            launcher: entry.launcher,
+            launcher: match self.traffic_twin {
+                true => entry.twin,
+                false => entry.launcher,
+            },
             choices: self,
         })
     }

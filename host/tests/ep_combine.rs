@@ -311,38 +311,29 @@ fn round_trip<E: Element>(
         );
     }
     check_idle(group);
-    if !matches!(format, CombineFormat::F16 | CombineFormat::F32) {
-        let home: Vec<Vec<u16>> = home
-            .iter()
-            .map(|rows| rows.iter().map(|&x| bf16::from_f32(x).to_bits()).collect())
-            .collect();
-        let inputs: Vec<_> = (0..ranks)
-            .map(|rank| CombineInput {
-                rows: &rows[rank],
-                src_info: &src_infos[rank],
-                outputs: &home[rank],
-            })
-            .collect();
-        for rank in 0..ranks {
-            let own = &tokens[rank];
-            let expected = if weighted {
-                let weights = Weights {
-                    weights: &weights[rank],
-                    fused: true,
-                };
-                combine(&setup, rank, own, &inputs, weights).unwrap()
-            } else {
-                let before =
-                    vec![u16::from_ne_bytes([PATTERN; 2]); tokens_of(rank) * top_k * hidden];
-                combine_unweighted(&setup, rank, own, &inputs, &before).unwrap()
+    let inputs: Vec<_> = (0..ranks)
+        .map(|rank| CombineInput {
+            rows: &rows[rank],
+            src_info: &src_infos[rank],
+            outputs: &home[rank],
+        })
+        .collect();
+    for rank in 0..ranks {
+        let own = &tokens[rank];
+        let expected = if weighted {
+            let weights = Weights {
+                weights: &weights[rank],
+                fused: true,
             };
-            let found = combined[rank].download().unwrap();
-            assert_eq!(
-                bytemuck::cast_slice::<E, u16>(&found),
-                expected,
-                "reference of rank {rank}"
-            );
-        }
+            combine(&setup, rank, own, &inputs, weights, format.element()).unwrap()
+        } else {
+            let pattern: E = bytemuck::pod_read_unaligned(&[PATTERN; 4][..size_of::<E>()]);
+            let before = vec![pattern.widen(); tokens_of(rank) * top_k * hidden];
+            combine_unweighted(&setup, rank, own, &inputs, &before).unwrap()
+        };
+        let expected: Vec<_> = expected.into_iter().map(E::round).collect();
+        let found = combined[rank].download().unwrap();
+        assert_eq!(found, expected, "reference of rank {rank}");
     }
 }
 

@@ -4,6 +4,7 @@ mod ep_support;
 
 use ep_support::{DeviceInput, Input, PATTERN, check_idle, check_received, random_input, round};
 use fastrand::Rng;
+use std::ops::Range;
 use tokenyard::ep::{Batch, EpConfig, EpError, EpGroup, Pending, Received, TokenFormat};
 use tokenyard::{Device, DeviceError, EmulatorOptions, Stream};
 
@@ -70,12 +71,14 @@ fn receive(group: &mut EpGroup, stream: &Stream, received: &mut [Received]) {
     }
 }
 
-/// Nobody waits for the device between two rounds on two streams: the second must not reserve slots, write
-/// messages or bind arguments before the first is done with them.
-#[test]
-fn rounds_on_two_streams_follow_each_other() {
+/// Two rounds, which `queue(group, streams, number of the round, batches, received)` puts on two streams. Nobody
+/// waits for the device between them.
+fn two_rounds(
+    seeds: Range<u64>,
+    queue: impl Fn(u64, &mut EpGroup, &[Stream; 2], usize, &[Batch<'_>], &mut [Received]),
+) {
     let config = config();
-    for seed in 0..24 {
+    for seed in seeds {
         let device = emulator(seed);
         let streams = [(); 2].map(|()| device.create_stream().unwrap());
         let mut group = EpGroup::new(&device, config.clone()).unwrap();
@@ -83,15 +86,16 @@ fn rounds_on_two_streams_follow_each_other() {
         let uploaded = [0, 1].map(|round| upload(&device, &rounds[round]));
         let mut received = [(); 2].map(|()| outputs(&group));
         for round in 0..2 {
-            let (stream, received) = (&streams[round], &mut received[round]);
             let batches = uploaded[round].iter().map(|input| input.batch(&config));
             let batches: Vec<_> = batches.collect();
-            if seed % 2 == 0 {
-                let _ = group.dispatch(stream, &batches, received).unwrap();
-            } else {
-                send(&mut group, stream, &batches).unwrap();
-                receive(&mut group, stream, received);
-            }
+            queue(
+                seed,
+                &mut group,
+                &streams,
+                round,
+                &batches,
+                &mut received[round],
+            );
         }
         group.check().unwrap();
         check(&config, &rounds[0], &received[0]);
@@ -100,28 +104,27 @@ fn rounds_on_two_streams_follow_each_other() {
     }
 }
 
+/// The second round must not reserve slots, write messages or bind arguments before the first is done with them.
+#[test]
+fn rounds_on_two_streams_follow_each_other() {
+    two_rounds(0..24, |seed, group, streams, round, batches, received| {
+        let stream = &streams[round];
+        if seed % 2 == 0 {
+            let _ = group.dispatch(stream, batches, received).unwrap();
+        } else {
+            send(group, stream, batches).unwrap();
+            receive(group, stream, received);
+        }
+    });
+}
+
 /// The halves of a round on two streams, and the next round's the other way round.
 #[test]
 fn halves_on_two_streams_follow_each_other() {
-    let config = config();
-    for seed in 0..16 {
-        let device = emulator(seed);
-        let streams = [(); 2].map(|()| device.create_stream().unwrap());
-        let mut group = EpGroup::new(&device, config.clone()).unwrap();
-        let rounds = [inputs(&config, seed), inputs(&config, 100 + seed)];
-        let uploaded = [0, 1].map(|round| upload(&device, &rounds[round]));
-        let mut received = [(); 2].map(|()| outputs(&group));
-        for round in 0..2 {
-            let batches = uploaded[round].iter().map(|input| input.batch(&config));
-            let batches: Vec<_> = batches.collect();
-            send(&mut group, &streams[round], &batches).unwrap();
-            receive(&mut group, &streams[1 - round], &mut received[round]);
-        }
-        group.check().unwrap();
-        check(&config, &rounds[0], &received[0]);
-        check(&config, &rounds[1], &received[1]);
-        check_idle(&group);
-    }
+    two_rounds(0..16, |_, group, streams, round, batches, received| {
+        send(group, &streams[round], batches).unwrap();
+        receive(group, &streams[1 - round], received);
+    });
 }
 
 /// Whatever a rank's receive is refused for, what was sent can still be received.

@@ -2,9 +2,10 @@
 //! hand.
 
 use half::bf16;
-use tokenyard::ep::TokenFormat;
+use tokenyard::ep::{CombineFormat, RowElement, TokenFormat};
 use tokenyard::reference::ep::{
     CombineInput, ExpectedRows, RankTokens, Setup, Weights, combine, combine_unweighted,
+    returned_row,
 };
 
 const HIDDEN: usize = 8;
@@ -19,6 +20,7 @@ struct World {
     ids: Vec<Vec<i32>>,
     rows: Vec<ExpectedRows>,
     sources: Vec<Vec<[i32; 2]>>,
+    element: RowElement,
 }
 
 impl World {
@@ -41,6 +43,7 @@ impl World {
         Self {
             ids: ids.iter().map(|ids| ids.to_vec()).collect(),
             sources: sources.collect(),
+            element: RowElement::Bf16,
             rows,
             setup,
         }
@@ -56,32 +59,33 @@ impl World {
         let outputs = self.outputs(expert);
         let values = vec![0; self.setup.max_tokens_per_rank * HIDDEN];
         let own = own(&self.setup, &values, &self.ids[me]);
-        let combined = combine(&self.setup, me, &own, &self.inputs(&outputs), weights).unwrap();
+        let inputs = self.inputs(&outputs);
+        let combined = combine(&self.setup, me, &own, &inputs, weights, self.element).unwrap();
         let tokens = combined.chunks(HIDDEN).map(|token| {
             assert!(
                 token.iter().all(|it| *it == token[0]),
                 "all elements are alike"
             );
-            bf16::from_bits(token[0]).to_f32()
+            token[0]
         });
         tokens.collect()
     }
 
-    fn outputs(&self, expert: impl Fn(usize, usize, usize, [i32; 2]) -> f32) -> Vec<Vec<u16>> {
+    fn outputs(&self, expert: impl Fn(usize, usize, usize, [i32; 2]) -> f32) -> Vec<Vec<f32>> {
         let ranks = self.rows.iter().enumerate();
         ranks
             .map(|(rank, rows)| {
-                let mut outputs = vec![bits(f32::NAN); rows.rows() * HIDDEN];
+                let mut outputs = vec![f32::NAN; rows.rows() * HIDDEN];
                 for row in 0..rows.shared_tokens.len() {
                     let value = expert(rank, 0, rank, [row as i32, 0]);
-                    outputs[row * HIDDEN..][..HIDDEN].fill(bits(value));
+                    outputs[row * HIDDEN..][..HIDDEN].fill(value);
                 }
                 for (index, cell) in rows.cells.iter().enumerate() {
                     for row in cell.rows.clone() {
                         let source = rows.source_of_cell(index);
                         let group = rows.group_of_cell(index);
                         let value = expert(rank, group, source, self.sources[rank][row]);
-                        outputs[row * HIDDEN..][..HIDDEN].fill(bits(value));
+                        outputs[row * HIDDEN..][..HIDDEN].fill(value);
                     }
                 }
                 outputs
@@ -89,7 +93,7 @@ impl World {
             .collect()
     }
 
-    fn inputs<'a>(&'a self, outputs: &'a [Vec<u16>]) -> Vec<CombineInput<'a>> {
+    fn inputs<'a>(&'a self, outputs: &'a [Vec<f32>]) -> Vec<CombineInput<'a, f32>> {
         let ranks = self.rows.iter().zip(&self.sources).zip(outputs);
         ranks
             .map(|((rows, src_info), outputs)| CombineInput {
@@ -234,11 +238,100 @@ fn unweighted_rows_come_back_as_they_are() {
     });
     let values = vec![0; 4 * HIDDEN];
     let own = own(&world.setup, &values, &world.ids[0]);
-    let before = vec![0xABCD; 6 * HIDDEN];
+    let before = vec![-7.0; 6 * HIDDEN];
     let inputs = world.inputs(&outputs);
     let found = combine_unweighted(&world.setup, 0, &own, &inputs, &before).unwrap();
-    let firsts: Vec<u16> = found.chunks(HIDDEN).map(|row| row[0]).collect();
-    let mut expected = [0.0, f32::NAN, 32.0 + 4.0, 96.0 + 5.0, 64.0 + 8.0, 9.0].map(bits);
-    expected[1] = 0xABCD;
+    let firsts: Vec<f32> = found.chunks(HIDDEN).map(|row| row[0]).collect();
+    let expected = [0.0, -7.0, 32.0 + 4.0, 96.0 + 5.0, 64.0 + 8.0, 9.0];
     assert_eq!(firsts, expected);
+}
+
+#[test]
+fn sums_are_rounded_to_the_element_type() {
+    let setup = Setup {
+        experts: 2,
+        top_k: 2,
+        ..Setup::new(TokenFormat::Bf16, HIDDEN, 4)
+    };
+    let mut world = World::new(setup, &[&[0, 1]]);
+    let answer = |_: usize, group: usize, _: usize, _: [i32; 2]| [1.0, 2f32.powi(-10)][group];
+    for (element, expected) in [
+        (RowElement::Bf16, 1.0),
+        (RowElement::F16, 1.0 + 2f32.powi(-10)),
+        (RowElement::F32, 1.0 + 2f32.powi(-10)),
+    ] {
+        world.element = element;
+        assert_eq!(world.combine(0, weights(&[1.0, 1.0]), answer), [expected]);
+    }
+    // A quarter of the last place of FP16: only FP32 has it.
+    let answer = |_: usize, group: usize, _: usize, _: [i32; 2]| [1.0, 2f32.powi(-12)][group];
+    for (element, expected) in [
+        (RowElement::F16, 1.0),
+        (RowElement::F32, 1.0 + 2f32.powi(-12)),
+    ] {
+        world.element = element;
+        assert_eq!(world.combine(0, weights(&[1.0, 1.0]), answer), [expected]);
+    }
+}
+
+#[test]
+fn rows_that_travel_quantized() {
+    // Blocks of 32 whose maxima are 448 and 4.5: MXFP8's scales are 1 and 2^-6.
+    let mut values = vec![0.0; 64];
+    values[..4].copy_from_slice(&[448.0, -30.5, 0.75, 0.0009765625]);
+    values[32..35].copy_from_slice(&[4.5, 4.6, 0.3]);
+    let row: Vec<_> = values.iter().map(|&value| bits(value)).collect();
+    assert_eq!(returned_row(CombineFormat::Bf16, &row), None);
+    let found = returned_row(CombineFormat::Mxfp8, &row).unwrap();
+    // 30.5 lies between 30 and 32; 2^-10 halfway from 0 to the least E4M3 number.
+    assert_eq!(found[..4], [448.0, -30.0, 0.75, 0.0]);
+    assert_eq!(found[32..35], [4.5, 4.5, 0.3125]);
+
+    // Blocks of 16 of an NVFP4 row, whose largest magnitude is 42: times 64 it is 2688, six times the largest scale.
+    let mut values = vec![0.0; 32];
+    values[..4].copy_from_slice(&[42.0, 21.0, -10.5, 1.0]);
+    values[16..18].copy_from_slice(&[0.75, -0.5]);
+    let row: Vec<_> = values.iter().map(|&value| bits(value)).collect();
+    let found = returned_row(CombineFormat::Nvfp4, &row).unwrap();
+    // The scale is 7 in the first block, 0.125 in the second.
+    assert_eq!(found[..4], [42.0, 21.0, -10.5, 0.0]);
+    assert_eq!(found[16..18], [0.75, -0.5]);
+}
+
+/// The bounds that the formats' documentation states, on rows of blocks of every magnitude.
+#[test]
+fn quantized_rows_lose_no_more_than_their_formats_say() {
+    let random = &mut fastrand::Rng::with_seed(1);
+    for format in [CombineFormat::Mxfp8, CombineFormat::Nvfp4] {
+        let block = if format == CombineFormat::Mxfp8 {
+            32
+        } else {
+            16
+        };
+        for _ in 0..2000 {
+            let row: Vec<u16> = (0..2)
+                .flat_map(|_| {
+                    let size = 2f32.powi(random.i32(-6..6));
+                    let values = (0..block).map(|_| bits((random.f32() - 0.5) * size));
+                    values.collect::<Vec<_>>()
+                })
+                .chain(std::iter::repeat_n(0, 64 - 2 * block))
+                .collect();
+            let found = returned_row(format, &row).unwrap();
+            for (values, found) in row.chunks(block).zip(found.chunks(block)) {
+                let value = |&bits: &u16| bf16::from_bits(bits).to_f32();
+                let largest = values.iter().map(|it| value(it).abs()).fold(0.0, f32::max);
+                for (given, found) in values.iter().map(value).zip(found) {
+                    let bound = match format {
+                        CombineFormat::Mxfp8 => (given.abs() / 16.0).max(largest / 131072.0),
+                        _ => 0.18 * largest,
+                    };
+                    assert!(
+                        (found - given).abs() <= bound,
+                        "{format}: {given} as {found}"
+                    );
+                }
+            }
+        }
+    }
 }

@@ -9,12 +9,28 @@ use core::simd::u32x4;
 use cuda_std::prelude::*;
 use cuda_std::view::{GlobalView, GlobalViewMut};
 
+pub mod rows;
+
 /// Threads of a block.
 pub const THREADS: u32 = 128;
 
 /// Thread blocks for `rows` rows of `columns`: one thread for 8 elements.
 pub const fn grid_size(rows: u32, columns: u32) -> u64 {
     (rows as u64 * (columns / CHUNK) as u64).div_ceil(THREADS as u64)
+}
+
+/// Stores the eight values of chunk `index`.
+#[inline(always)]
+fn store_chunk(output: GlobalViewMut<u32x4>, index: usize, value: impl Fn(u32) -> f32) {
+    let bits = |element| value(element).to_bits();
+    output.store(
+        index * 2,
+        u32x4::from_array([bits(0), bits(1), bits(2), bits(3)]),
+    );
+    output.store(
+        index * 2 + 1,
+        u32x4::from_array([bits(4), bits(5), bits(6), bits(7)]),
+    );
 }
 
 /// What every entry takes.
@@ -94,18 +110,10 @@ unsafe fn dequantize<F: BlockFormat>(args: Arguments) {
     let scale = F::scale_to_f32(code);
     let encode = sf.load(expert as usize);
     let packed = data.load(index);
-    let value = |element| {
+    store_chunk(output, index, |element| {
         let scaled = F::Element::dequantize(packed, element) * scale;
-        F::undo_tensor_scale(scaled, encode).to_bits()
-    };
-    output.store(
-        index * 2,
-        u32x4::from_array([value(0), value(1), value(2), value(3)]),
-    );
-    output.store(
-        index * 2 + 1,
-        u32x4::from_array([value(4), value(5), value(6), value(7)]),
-    );
+        F::undo_tensor_scale(scaled, encode)
+    });
 }
 
 /// Defines the entries: `name: format;`.

@@ -11,10 +11,9 @@
 //! which never decreases with `i`. An empty slot has the same start as its successor, so "the last
 //! slot that starts at or before this tile" is the slot that owns it.
 
-use crate::WARP;
 use crate::scale_tile::TILE_ROWS;
+use crate::search::Candidates;
 use cuda_std::view::GlobalView;
-use cuda_std::{thread, warp};
 
 /// The grouping tables in global memory. Their content is the caller's; nothing here trusts it.
 #[derive(Clone, Copy)]
@@ -73,15 +72,13 @@ impl Groups {
     /// The slot that owns `row`: the last one whose first row is at or before it.
     #[inline(always)]
     pub fn slot_of_row(self, row: u32) -> u32 {
-        self.last_slot(|slot| self.row_offsets.load(slot as usize) <= row)
+        group_of_row(self.row_offsets, self.slots, row)
     }
 
     /// The last slot that begins at or before row tile `tile`, or the first one, found by the lanes of a warp
     /// together. `None`: the tile lies behind the last slot.
     ///
-    /// A bisection waits for one read after another, `ceil(log2(slots))` of them, and this is on the
-    /// way of a thread block to its first row. Here every round reads 32 slots at once and leaves a
-    /// 32nd of the range: two rounds up to 1024 slots.
+    /// This is on the way of a thread block to its first row, hence no bisection.
     ///
     /// With many experts half of all blocks may be behind the last slot. They are found out by what is read together
     /// with the first round, so it costs the others no time.
@@ -91,44 +88,29 @@ impl Groups {
         let last_start = self.tile_start(last);
         let last_row = self.row_offsets.load(last as usize);
         let end = self.row_offsets.load(self.slots as usize);
-        let (mut slot, mut past) = self.narrowed(0, self.slots, tile);
+        let begins_early_enough = |slot| self.tile_start(slot) <= tile;
+        let candidates = Candidates::below(self.slots).narrowed(begins_early_enough);
         let last_tiles = end.saturating_sub(last_row).div_ceil(TILE_ROWS);
         if tile >= last_start.saturating_add(last_tiles) {
             return None;
         }
-        while slot + 1 < past {
-            (slot, past) = self.narrowed(slot, past, tile);
-        }
-        Some(slot)
+        Some(candidates.last(begins_early_enough))
     }
+}
 
-    /// A round of [`last_slot_by_warp`](Self::last_slot_by_warp): of the slots from `slot` to before `past`, the
-    /// 32nd part in which it is.
-    #[inline(always)]
-    fn narrowed(self, slot: u32, past: u32, tile: u32) -> (u32, u32) {
-        let lane = thread::thread_idx_x() % WARP;
-        let step = (past - slot).div_ceil(WARP);
-        let probe = slot + lane * step;
-        let early_enough = probe < past && self.tile_start(probe) <= tile;
-        // SAFETY: whole warps call this, and all lanes have the same range.
-        let ballot = unsafe { warp::warp_vote_ballot(u32::MAX, early_enough) };
-        let slot = slot + (ballot | 1).ilog2() * step;
-        (slot, past.min(slot + step))
-    }
-
-    /// The last slot that begins early enough, or the first one: a bisection, as slots begin in order.
-    #[inline(always)]
-    fn last_slot(self, begins_early_enough: impl Fn(u32) -> bool) -> u32 {
-        let mut slot = 0;
-        let mut past = self.slots;
-        while slot + 1 < past {
-            let middle = slot + (past - slot) / 2;
-            if begins_early_enough(middle) {
-                slot = middle;
-            } else {
-                past = middle;
-            }
+/// The last of `groups` groups whose first row is at or before `row`, or the first group: a bisection, as groups
+/// begin in order. `row_offsets` holds at least `groups` values, and `groups` is at least 1.
+#[inline(always)]
+pub fn group_of_row(row_offsets: GlobalView<u32>, groups: u32, row: u32) -> u32 {
+    let mut group = 0;
+    let mut past = groups;
+    while group + 1 < past {
+        let middle = group + (past - group) / 2;
+        if row_offsets.load(middle as usize) <= row {
+            group = middle;
+        } else {
+            past = middle;
         }
-        slot
     }
+    group
 }

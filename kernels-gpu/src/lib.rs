@@ -9,7 +9,8 @@
 //! 4. [`quantize`]: the grouped quantizer, and the list of its entries;
 //! 5. [`dequantize`] and [`route`]: the way back, and the routing tables that the quantizer reads;
 //! 6. [`baseline`]: what the benchmarks hold the quantizer against;
-//! 7. [`ep`]: tokens on their way to experts on other ranks.
+//! 7. [`ep`]: tokens on their way to experts on other ranks;
+//! 8. [`moe`]: router and experts, which make a layer of it.
 //!
 //! Constants and layouts that the host must agree on are public here and used from both sides.
 
@@ -21,10 +22,12 @@ pub mod dequantize;
 pub mod ep;
 pub mod expert_search;
 pub mod formats;
+pub mod moe;
 mod prefix_sum;
 pub mod quantize;
 pub mod route;
 pub mod scale_tile;
+mod search;
 
 /// Lanes of a warp.
 pub(crate) const WARP: u32 = 32;

@@ -22,6 +22,8 @@ pub fn register(suite: &mut Suite) {
 thread_local! {
     /// Allocations of this thread.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread has allocated, less those that it has freed.
+    static LIVE_BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
 /// The system's allocator, with a count for each thread, so that cases do not disturb one another.
@@ -30,32 +32,45 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn count() {
+/// Counts an allocation, which adds so many bytes.
+fn count(bytes: i64) {
     // A thread that is ending has no counter any more, and nobody who would ask for it.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    live(bytes);
+}
+
+/// Counts bytes that are allocated, or with a minus freed.
+fn live(bytes: i64) {
+    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes));
+}
+
+/// Bytes that this thread has allocated, less those that it has freed.
+pub fn live_bytes() -> i64 {
+    LIVE_BYTES.get()
 }
 
 // SAFETY: all calls are passed on to `System` as they are; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size() as i64);
         // SAFETY: the caller's obligation.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size() as i64);
         // SAFETY: the caller's obligation.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size as i64 - layout.size() as i64);
         // SAFETY: the caller's obligation.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        live(-(layout.size() as i64));
         // SAFETY: the caller's obligation.
         unsafe { System.dealloc(pointer, layout) }
     }

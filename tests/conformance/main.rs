@@ -31,6 +31,7 @@ mod harness;
 mod hostile;
 mod large;
 mod launch;
+mod moe;
 mod ops;
 mod paths;
 mod policies;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         reported::register,
         large::register,
         ep::register,
+        moe::register,
         ops::register,
         schedules::register,
         properties::register,

@@ -6,8 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_builder::ptx::{Function, Instruction, Module, Variable};
 use cuda_std::launch::{KernelArgs, KernelInfo};
 use kernels_gpu::{
-    baseline, dequantize, ep, for_each_ep_format, for_each_quantize_entry, for_each_traffic_twin,
-    quantize, route,
+    baseline, dequantize, ep, for_each_ep_format, for_each_quantize_entry, moe, quantize, route,
 };
 use tokenyard::Device;
 use tokenyard_tests::Suite;
@@ -36,27 +35,21 @@ struct Entry {
 }
 
 macro_rules! quantize_entries {
-    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
+    ($($name:ident, $twin:ident: $format:ident, $input:ident, $threads:literal;)*) => {
         fn quantizers() -> Vec<Entry> {
             vec![$(Entry {
                 kernel: <quantize::$name::Args as KernelArgs>::KERNEL,
                 words: if stringify!($input) == "F32" { 2 } else { 1 },
             }),*]
         }
-    };
-}
 
-for_each_quantize_entry!(quantize_entries);
-
-macro_rules! twin_entries {
-    ($($name:ident: $format:ident, $input:ident, $threads:literal;)*) => {
         fn twins() -> Vec<KernelInfo> {
-            vec![$(<quantize::$name::Args as KernelArgs>::KERNEL),*]
+            vec![$(<quantize::$twin::Args as KernelArgs>::KERNEL),*]
         }
     };
 }
 
-for_each_traffic_twin!(twin_entries);
+for_each_quantize_entry!(quantize_entries);
 
 macro_rules! dispatch_entries {
     ($($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
@@ -85,11 +78,19 @@ fn entries() -> Vec<Entry> {
         dequantize::dequantize_nvfp4::Args::KERNEL,
         dequantize::dequantize_mxfp4::Args::KERNEL,
         dequantize::dequantize_mxfp8::Args::KERNEL,
+        dequantize::rows::dequantize_rows_bf16::Args::KERNEL,
+        dequantize::rows::dequantize_rows_fp8::Args::KERNEL,
+        dequantize::rows::dequantize_rows_mxfp4::Args::KERNEL,
+        dequantize::rows::dequantize_rows_mxfp8::Args::KERNEL,
         baseline::baseline_copy::Args::KERNEL,
         baseline::baseline_empty::Args::KERNEL,
         route::route_count::Args::KERNEL,
         route::route_offsets::Args::KERNEL,
         route::route_place::Args::KERNEL,
+        moe::moe_router_logits::Args::KERNEL,
+        moe::moe_router_topk::Args::KERNEL,
+        moe::moe_gate_up::Args::KERNEL,
+        moe::moe_down::Args::KERNEL,
     ];
     let others = others.into_iter().chain(twins());
     let others = others.map(|kernel| Entry { kernel, words: 0 });

@@ -60,6 +60,21 @@ pub fn bytes(
     )
 }
 
+/// Compares words, bit patterns of elements for example. `place` turns an index into coordinates.
+///
+/// # Errors
+/// The first difference.
+pub fn words(
+    what: &str,
+    expected: &[u32],
+    found: &[u32],
+    place: impl Fn(usize) -> String,
+) -> Result<()> {
+    each(what, expected, found, u32::eq, place, |a, b| {
+        format!("expected {a:#010x}, found {b:#010x}")
+    })
+}
+
 /// Compares FP32 values by their bits, except that any NaN equals any other.
 ///
 /// # Errors

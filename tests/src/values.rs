@@ -88,6 +88,15 @@ impl Rows {
         (0..self.len()).map(|index| self.value(index)).collect()
     }
 
+    /// All elements' bits, in the low bits of words.
+    pub fn bits(&self) -> Vec<u32> {
+        match self {
+            Rows::Bf16(values) => values.iter().map(|it| it.to_bits().into()).collect(),
+            Rows::F16(values) => values.iter().map(|it| it.to_bits().into()).collect(),
+            Rows::F32(values) => values.iter().map(|it| it.to_bits()).collect(),
+        }
+    }
+
     /// An element's value and bits, as text.
     pub fn shown(&self, index: usize) -> String {
         let value = self.value(index);
@@ -132,6 +141,43 @@ pub enum DeviceRows {
 }
 
 impl DeviceRows {
+    /// `count` elements of which every byte is `byte`.
+    ///
+    /// # Errors
+    /// As [`Device::alloc_filled`].
+    pub fn filled(device: &Device, input_type: InputType, count: usize, byte: u8) -> Result<Self> {
+        Ok(match input_type {
+            InputType::Bf16 => DeviceRows::Bf16(device.alloc_filled(count, byte)?),
+            InputType::F16 => DeviceRows::F16(device.alloc_filled(count, byte)?),
+            InputType::F32 => DeviceRows::F32(device.alloc_filled(count, byte)?),
+            other => unimplemented!("no rows of type {other}"),
+        })
+    }
+
+    /// Waits for the device, and sets every byte.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::fill`].
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        Ok(match self {
+            DeviceRows::Bf16(buffer) => buffer.fill(byte)?,
+            DeviceRows::F16(buffer) => buffer.fill(byte)?,
+            DeviceRows::F32(buffer) => buffer.fill(byte)?,
+        })
+    }
+
+    /// Waits for the device, and copies them to the host.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::download`].
+    pub fn download(&self) -> Result<Rows> {
+        Ok(match self {
+            DeviceRows::Bf16(buffer) => Rows::Bf16(buffer.download()?),
+            DeviceRows::F16(buffer) => Rows::F16(buffer.download()?),
+            DeviceRows::F32(buffer) => Rows::F32(buffer.download()?),
+        })
+    }
+
     /// As a quantizer takes them.
     pub fn input(&self) -> Input<'_> {
         match self {

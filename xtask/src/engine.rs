@@ -216,7 +216,7 @@ fn dequantize_on_device(device: &Device, file: &QuantizedFile) -> Result<Timed<V
 
 /// Times `work`, which waits for the device. On a GPU it is done once before that, because the first
 /// launch of a kernel also loads it.
-fn time_on<T>(device: &Device, mut work: impl FnMut() -> Result<T>) -> Result<Timed<T>> {
+pub fn time_on<T>(device: &Device, mut work: impl FnMut() -> Result<T>) -> Result<Timed<T>> {
     if !device.is_emulator() {
         work()?;
     }

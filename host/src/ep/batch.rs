@@ -13,7 +13,8 @@ use std::ptr;
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Batch<'a> {
-    tokens: &'a DeviceBuffer<bf16>,
+    /// None of a batch that is combined, which takes no tokens.
+    tokens: Option<&'a DeviceBuffer<bf16>>,
     topk_ids: &'a DeviceBuffer<i32>,
     count: Option<&'a DeviceBuffer<u32>>,
     input_scale: Option<&'a DeviceBuffer<f32>>,
@@ -26,7 +27,17 @@ impl<'a> Batch<'a> {
     /// token names again is named once, in the first place. [`check_ids`](super::check_ids) finds both.
     pub fn new(tokens: &'a DeviceBuffer<bf16>, topk_ids: &'a DeviceBuffer<i32>) -> Self {
         Self {
-            tokens,
+            tokens: Some(tokens),
+            topk_ids,
+            count: None,
+            input_scale: None,
+        }
+    }
+
+    /// A batch by its ids alone, to be combined. It cannot be dispatched.
+    pub(crate) fn of_ids(topk_ids: &'a DeviceBuffer<i32>) -> Self {
+        Self {
+            tokens: None,
             topk_ids,
             count: None,
             input_scale: None,
@@ -65,11 +76,13 @@ impl<'a> Batch<'a> {
                 expected,
             })
         };
-        device.check_same("the tokens", self.tokens.device())?;
         device.check_same("the expert ids", self.topk_ids.device())?;
         let tokens = self.topk_ids.len() / config.top_k();
         length("topk_ids", self.topk_ids.len(), tokens * config.top_k())?;
-        length("tokens", self.tokens.len(), tokens * config.hidden_size())?;
+        if let Some(values) = self.tokens {
+            device.check_same("the tokens", values.device())?;
+            length("tokens", values.len(), tokens * config.hidden_size())?;
+        }
         if tokens > config.max_tokens_per_rank() {
             return Err(EpError::TooManyTokens {
                 rank,
@@ -81,7 +94,8 @@ impl<'a> Batch<'a> {
             device.check_same("the token count", count.device())?;
             length("the token count", count.len().min(1), 1)?;
         }
-        if self.input_scale.is_some() != (config.format() == TokenFormat::Nvfp4) {
+        let scaled = config.format() == TokenFormat::Nvfp4;
+        if self.tokens.is_some() && self.input_scale.is_some() != scaled {
             return Err(EpError::InputScale {
                 rank,
                 given: self.input_scale.is_some(),
@@ -95,7 +109,7 @@ impl<'a> Batch<'a> {
         Ok(BoundBatch {
             token_limit: tokens as u32,
             token_count: self.count.map_or(ptr::null(), DeviceBuffer::as_ptr),
-            tokens: self.tokens.as_ptr(),
+            tokens: self.tokens.map_or(ptr::null(), DeviceBuffer::as_ptr),
             topk_ids: self.topk_ids.as_ptr(),
             input_scale: self.input_scale.map_or(ptr::null(), DeviceBuffer::as_ptr),
         })

@@ -14,7 +14,8 @@ use kernels_gpu::{for_each_combine_format, for_each_ep_format};
 /// Grid and block of the kernels of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Blocks of a rank, up to 65535. The fused dispatch needs all blocks of all ranks to be resident at once.
+    /// Blocks of a rank, up to 65535. The fused dispatch needs all blocks of all ranks to be resident at once; with
+    /// more than are, `dispatch_wait` relies on the hardware beginning with the first.
     pub blocks_per_rank: u32,
     /// Threads of a block: a multiple of 32, up to 256.
     pub threads: u32,

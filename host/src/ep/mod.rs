@@ -102,6 +102,7 @@
 mod batch;
 mod combine;
 mod config;
+mod dequantize;
 mod devices;
 mod error;
 mod format;
@@ -121,7 +122,9 @@ pub use combine::{
     CombineFormat, CombineOutput, CombineTarget, ExpertOutputs, PendingCombine, Refused,
     ReturnCounters, RouterWeights, RowElement,
 };
+pub(crate) use combine::{DispatchRecord, ReturnRecord};
 pub use config::{EpConfig, EpConfigBuilder, SlotOrder};
+pub use dequantize::DequantizeError;
 pub use error::{Awaited, EpConfigError, EpError};
 pub use format::TokenFormat;
 pub use group::EpGroup;

@@ -84,6 +84,12 @@ impl EpRank {
         [send, messages, counts]
     }
 
+    /// The same of combine, if the group combines.
+    pub(crate) fn combine_addresses(&self) -> Option<[u64; 3]> {
+        let memory = self.state.combine_memory().ok()?;
+        Some(memory.buffer_addresses(self.number))
+    }
+
     /// Its number.
     pub fn number(&self) -> usize {
         self.number

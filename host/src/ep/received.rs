@@ -34,13 +34,13 @@ fn nothing<T: Pod>(device: &Device) -> Result<DeviceBuffer<T>, DeviceError> {
     unsafe { DeviceBuffer::from_raw(device, std::ptr::null_mut(), 0) }
 }
 
-/// The buffers of a [`Received`].
+/// The buffers of a [`Received`]: all that its format has, or those that combine reads.
 pub(crate) struct ReceivedParts {
-    pub(crate) tokens: DeviceBuffer<u8>,
+    pub(crate) tokens: Option<DeviceBuffer<u8>>,
     pub(crate) scales: Option<DeviceBuffer<u8>>,
-    pub(crate) row_offsets: DeviceBuffer<u32>,
+    pub(crate) row_offsets: Option<DeviceBuffer<u32>>,
     pub(crate) scales_offsets: Option<DeviceBuffer<u32>>,
-    pub(crate) expert_ids: DeviceBuffer<i32>,
+    pub(crate) expert_ids: Option<DeviceBuffer<i32>>,
     pub(crate) src_info: DeviceBuffer<[i32; 2]>,
     pub(crate) pairs: DeviceBuffer<[u32; 2]>,
 }
@@ -51,13 +51,13 @@ impl Received {
         config: &Arc<EpConfig>,
         parts: ReceivedParts,
     ) -> Result<Self, DeviceError> {
-        let device = parts.tokens.device().clone();
+        let device = parts.src_info.device().clone();
         Ok(Self {
+            tokens: parts.tokens.map_or_else(|| nothing(&device), Ok)?,
             scales: parts.scales.map_or_else(|| nothing(&device), Ok)?,
+            row_offsets: parts.row_offsets.map_or_else(|| nothing(&device), Ok)?,
             scales_offsets: parts.scales_offsets.map_or_else(|| nothing(&device), Ok)?,
-            tokens: parts.tokens,
-            row_offsets: parts.row_offsets,
-            expert_ids: parts.expert_ids,
+            expert_ids: parts.expert_ids.map_or_else(|| nothing(&device), Ok)?,
             src_info: parts.src_info,
             pairs: parts.pairs,
             config: Arc::clone(config),

@@ -190,6 +190,22 @@ pub enum OpError {
         ranks: usize,
     },
 
+    /// A rank is to combine a dispatch that there was not, or that was combined.
+    #[error("{operation}: rank {rank} has no dispatch to combine")]
+    NothingDispatched {
+        /// The operation.
+        operation: &'static str,
+        /// The rank.
+        rank: usize,
+    },
+
+    /// All ranks of a fused operation combine dispatches of one round.
+    #[error("{operation}: the ranks' last dispatches are not of one round")]
+    DifferentRounds {
+        /// The operation.
+        operation: &'static str,
+    },
+
     /// A rank is to receive a round in which it has not sent.
     #[error("{operation}: rank {rank} has sent nothing since it last received")]
     NothingSent {

@@ -17,7 +17,7 @@ use half::{bf16, f16};
 /// MXFP4 with another factor than 1 takes the kernel's general path, for all of an expert's rows; it reads them
 /// twice and is several times as slow.
 #[derive(Debug)]
-pub struct TensorScales(pub(super) DeviceBuffer<f32>);
+pub struct TensorScales(pub(crate) DeviceBuffer<f32>);
 
 impl TensorScales {
     /// Copies factors to a device.

@@ -65,6 +65,7 @@
 
 pub mod ep;
 pub mod formats;
+pub mod moe;
 pub mod scale;
 
 mod dequantize;

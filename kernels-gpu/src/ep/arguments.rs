@@ -113,6 +113,13 @@ impl Shape {
         quotient(pair, self.sources())
     }
 
+    /// The pair that rank `sender` is to the rank that has local expert `expert`: the number of its count there, and
+    /// of its messages.
+    #[inline(always)]
+    pub(super) const fn receiver_pair(&self, expert: u32, sender: u32) -> u32 {
+        expert * self.sources() + self.source(sender)
+    }
+
     /// Whether two ranks write into each other's memory.
     #[inline(always)]
     pub(super) const fn share_node(&self, rank: u32, other: u32) -> bool {
@@ -195,7 +202,8 @@ pub struct Output {
     pub pairs: *mut u32x2,
 }
 
-/// One rank: its input, its memory, and its output. `Output` means nothing to `dispatch_async`.
+/// One rank: its input, its memory, and its output. `dispatch_async` uses no output, and `dispatch_wait` no input:
+/// null and 0 there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
@@ -363,7 +371,8 @@ impl Shape {
         })
     }
 
-    /// The counter of a destination at its sender.
+    /// The pair that a destination is to its sender, among those of [`Counters::reserved`]. As many as the sender has
+    /// pairs as a receiver, and numbered alike.
     #[inline(always)]
     pub(super) fn sender_pair(&self, to: Destination) -> u32 {
         if self.has(Self::SKIP_A2A) {

@@ -1,6 +1,6 @@
 //! The copy role: messages become rows.
 //!
-//! The rows of all experts, in order, are dealt out to all warps of all copy blocks in runs of equal length.
+//! A row is a message in its place in the output. The rows of all experts, in order, are dealt out to all warps of all copy blocks in runs of equal length.
 //! So each warp has the same work however the tokens are spread over experts and ranks, and no warp asks
 //! another for more. Where a run begins, a search in `row_ends` finds the expert and the source rank at once;
 //! from there on, rows and slots are consecutive until the pair ends.
@@ -15,10 +15,10 @@ use super::format::TokenFormat;
 use super::message::MessageLayout;
 use super::offsets::lay_out_nothing;
 use super::output::{Place, ReceivedMessage, write_payload, write_row};
-use super::search::first_above;
 use super::wait::{Awaited, Failure, Waiter};
 use super::workers::Workers;
 use crate::WARP;
+use crate::search::Candidates;
 use core::simd::{u32x2, u32x4};
 use cuda_std::view::{IndirectView, IndirectViewMut};
 use cuda_std::{thread, warp};
@@ -73,17 +73,19 @@ impl Copier<'_> {
         let warps = thread::grid_dim_x() * (thread::block_dim_x() / WARP);
         let warp =
             thread::block_idx_x() * (thread::block_dim_x() / WARP) + thread::thread_idx_x() / WARP;
+        // Rows are counted here as the pairs have them, without the shared expert's and without padding.
         let row_ends = self.counters.row_ends();
         let total = row_ends.load(self.shape.pairs() as usize - 1);
         let run = total.div_ceil(warps.max(1));
         let mut row = (warp * run).min(total);
         let end = (row + run).min(total);
         if row < end {
-            let mut pair = first_above(row_ends.len(), |pair| row_ends.load(pair), row);
+            let begins_early_enough = |pair| self.counters.rows_before_pair(pair) <= row;
+            let mut pair = Candidates::below(self.shape.pairs()).last(begins_early_enough);
             while row < end {
-                let pair_end = row_ends.load(pair).min(end);
+                let pair_end = row_ends.load(pair as usize).min(end);
                 // SAFETY: the caller's obligation; these are rows of the pair, and nobody else's.
-                unsafe { self.copy_rows_of_pair::<F>(pair as u32, row, pair_end) };
+                unsafe { self.copy_rows_of_pair::<F>(pair, row, pair_end) };
                 row = pair_end;
                 pair += 1;
             }
@@ -115,8 +117,8 @@ impl Copier<'_> {
     /// As for [`copy_rows`](Self::copy_rows), and the slot holds a message.
     #[inline(always)]
     pub(super) unsafe fn message(self, pair: u32, slot: u32) -> ReceivedMessage {
-        let cell = pair as usize * self.shape.capacity as usize;
-        let offset = (cell + slot as usize) * self.layout.words();
+        let first = pair as usize * self.shape.capacity as usize;
+        let offset = (first + slot as usize) * self.layout.words();
         // SAFETY: the caller's obligation.
         unsafe { ReceivedMessage::new(self.own.messages.add(offset), self.layout) }
     }

@@ -184,6 +184,21 @@ fn for_each_run(
     }
 }
 
+impl WireFormat {
+    /// Rows of a block format with byte scales: whole blocks, and whole vectors of 16 bytes of elements.
+    const fn of_blocks<F: BlockFormat>() -> Self {
+        let element_bits = 8 * size_of::<<F::Element as ElementFormat>::Packed>() as u32 / CHUNK;
+        let vector = 128 / element_bits;
+        Self {
+            element_bits,
+            block: F::BLOCK,
+            scale_bytes: 1,
+            // Both are powers of two.
+            hidden_multiple: if F::BLOCK > vector { F::BLOCK } else { vector },
+        }
+    }
+}
+
 /// [`TokenFormat::stage`] of a block format whose blocks are `LANES` runs. `amend` has the last word on the scale
 /// of a block with a given amax.
 #[inline(always)]
@@ -322,12 +337,7 @@ impl TokenFormat for Fp8Block128 {
 pub struct Nvfp4;
 
 impl TokenFormat for Nvfp4 {
-    const WIRE: WireFormat = WireFormat {
-        element_bits: 4,
-        block: 16,
-        scale_bytes: 1,
-        hidden_multiple: 32,
-    };
+    const WIRE: WireFormat = WireFormat::of_blocks::<NvFp4>();
     const SCALES: ScaleLayout = ScaleLayout::Tiles;
 
     #[inline(always)]
@@ -341,12 +351,7 @@ impl TokenFormat for Nvfp4 {
 pub struct Mxfp4;
 
 impl TokenFormat for Mxfp4 {
-    const WIRE: WireFormat = WireFormat {
-        element_bits: 4,
-        block: 32,
-        scale_bytes: 1,
-        hidden_multiple: 32,
-    };
+    const WIRE: WireFormat = WireFormat::of_blocks::<MxFp4>();
     const SCALES: ScaleLayout = ScaleLayout::Rows;
 
     #[inline(always)]
@@ -361,12 +366,7 @@ impl TokenFormat for Mxfp4 {
 pub struct Mxfp8;
 
 impl TokenFormat for Mxfp8 {
-    const WIRE: WireFormat = WireFormat {
-        element_bits: 8,
-        block: 32,
-        scale_bytes: 1,
-        hidden_multiple: 32,
-    };
+    const WIRE: WireFormat = WireFormat::of_blocks::<MxFp8>();
     const SCALES: ScaleLayout = ScaleLayout::Rows;
 
     #[inline(always)]

@@ -11,8 +11,8 @@
 //!    slots; `shared_expert`: its own use for it; `network`: if the rank is of another node;
 //! 4. `monitor`: the last sender block publishes the counts;
 //! 5. `offsets`: at the receiver, one block waits for all counts and lays out the rows;
-//! 6. `copy`: the others wait for that, and turn messages into rows (`output`; `quads` for scales that are not
-//!    in rows);
+//! 6. `copy`: the others wait for that, and all of them turn messages into rows (`output`; `quads` for scales that
+//!    are not in rows);
 //! 7. [`wait`]: how each of these waits ends if the other side never comes.
 //!
 //! The entries put these roles together:
@@ -20,7 +20,7 @@
 //! | entry | grid | does |
 //! | --- | --- | --- |
 //! | `ep_dispatch_async_*` | any number of blocks | 3, 4; waits for nobody |
-//! | `ep_dispatch_wait_*` | any number of blocks | 5 in block 0, and 6 |
+//! | `ep_dispatch_wait_*` | any number of blocks, block 0 of which must not begin behind blocks that wait for it | 5 in block 0, and 6 |
 //! | `ep_dispatch_*` | blocks by ranks, all resident | 3 to 6 |
 
 pub mod arguments;
@@ -35,7 +35,6 @@ mod offsets;
 mod output;
 mod quads;
 pub mod receipt;
-mod search;
 mod send;
 mod shared_expert;
 mod shared_memory;

@@ -49,6 +49,7 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
     } else {
         shape.experts
     };
+    // The pairs of this rank as a sender: an expert of another rank, and that rank.
     let mut pair = thread::thread_idx_x();
     while pair < counts {
         let (expert, to) = if skip {
@@ -60,7 +61,7 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
         if !shape.plants(Fault::SlotsNotReset) {
             counters.reserved(pair).store(0, Relaxed);
         }
-        let word = expert * shape.sources() + shape.source(rank.rank);
+        let word = shape.receiver_pair(expert, rank.rank);
         if !shape.is_masked(to) {
             // SAFETY: the caller's obligation: `[nl, sources]` words.
             let count = unsafe {

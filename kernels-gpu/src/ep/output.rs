@@ -175,7 +175,8 @@ pub(super) unsafe fn write_row<F: TokenFormat, M: Message>(
         ScaleLayout::None => {}
         ScaleLayout::Rows if shape.slot_rows != 0 => {
             let bytes = shape.groups() as usize * shape.slot_rows as usize * blocks as usize;
-            // SAFETY: the caller's obligation. Bytes, as a cell has rows that others may be writing.
+            // SAFETY: the caller's obligation. Bytes: of the four in a
+            // cell two are another row's, and 16 would be eight rows', mostly of different pairs.
             let scales = unsafe { IndirectViewMut::new(output.scales, bytes) };
             workers.copy(
                 blocks as usize,

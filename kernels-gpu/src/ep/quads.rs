@@ -20,9 +20,9 @@ use super::copy::Copier;
 use super::faults::Fault;
 use super::format::{ScaleLayout, TokenFormat};
 use super::output::ReceivedMessage;
-use super::search::first_above;
 use crate::WARP;
 use crate::scale_tile::{TILE_BYTES, TILE_ROWS};
+use crate::search::Candidates;
 use core::simd::u32x4;
 use cuda_std::view::IndirectViewMut;
 use cuda_std::{thread, warp};
@@ -95,8 +95,7 @@ impl Copier<'_> {
         if quad == end {
             return;
         }
-        let first_quad = |group: usize| self.first_quad::<F>(group as u32);
-        let mut group = first_above(groups as usize, first_quad, quad) as u32 - 1;
+        let mut group = Candidates::below(groups).last(|group| self.first_quad::<F>(group) <= quad);
         while quad < end {
             let first = self.first_quad::<F>(group);
             let group_end = (first + self.quads_of::<F>(group)).min(end);

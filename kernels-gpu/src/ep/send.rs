@@ -7,7 +7,7 @@
 //!            │ while the previous message leaves └─ ...
 //! ```
 //!
-//! Blocks stride over the tokens. Lane `k` of the last warp, the *courier*, looks after position `k` of the
+//! Blocks stride over the tokens. Lane `k` of the last warp, which issues the copies, looks after position `k` of the
 //! token's experts: it reserves a slot in the receive buffer of the expert's rank before it loads its part of the
 //! token, and issues the bulk copy once the message is there. It is the last warp as that has least to quantize.
 //! Nothing here waits for another block, let alone another rank.
@@ -95,7 +95,7 @@ impl Sender<'_> {
             token += thread::grid_dim_x();
         }
         let awaits_copies = !self.shape.plants(Fault::CountsBeforeMessages);
-        if cfg::has_bulk_copy() && self.is_courier() && awaits_copies {
+        if cfg::has_bulk_copy() && self.issues_copies() && awaits_copies {
             // The writes are complete and visible to this thread: "the completion of cp.async.bulk is followed
             // by an implicit generic-async proxy fence" (PTX ISA, asynchronous operations). The explicit one
             // costs nothing here, once for a block, and does not depend on that sentence.
@@ -166,30 +166,30 @@ impl Sender<'_> {
         thread::block_dim_x() / WARP
     }
 
-    /// Whether this is the warp that issues the bulk copies.
+    /// Whether this is the warp that issues the bulk copies: the last.
     #[inline(always)]
-    fn is_courier(self) -> bool {
+    fn issues_copies(self) -> bool {
         thread::thread_idx_x() / WARP == self.warps() - 1
     }
 
     /// Whether this thread is to say where the message goes for the position that is its lane's number. The lanes
-    /// of the courier do, but where slots are counted, each warp does so for those that it counted.
+    /// of the warp that issues the copies do, but where slots are counted, each warp does so for those that it counted.
     #[inline(always)]
     fn is_addresser(self) -> bool {
         let thread = thread::thread_idx_x();
         if self.shape.has(Shape::DETERMINISTIC) {
             (thread % WARP).checked_rem(self.warps()) == Some(thread / WARP)
         } else {
-            self.is_courier()
+            self.issues_copies()
         }
     }
 
-    /// Writes the ids and the origin of `token` into its message, and reserves its slots: for each position
+    /// Writes the source and the ids of `token` into its message, and reserves its slots: for each position
     /// among its experts in the lane that will [address](Self::address_copies) it.
     #[inline(always)]
     fn reserve_slots(self, token: u32, message: StagedMessage) -> Slot {
         let deterministic = self.shape.has(Shape::DETERMINISTIC);
-        if !self.is_courier() && !deterministic {
+        if !self.issues_copies() && !deterministic {
             return Slot::NONE;
         }
         let lane = thread::thread_idx_x() % WARP;
@@ -199,8 +199,8 @@ impl Sender<'_> {
         } else {
             NOBODY
         };
-        if self.is_courier() {
-            self.write_origin(token, id, message);
+        if self.issues_copies() {
+            self.write_source_and_ids(token, id, message);
         }
         // SAFETY: all lanes of the warp are here.
         let first = unsafe { warp::warp_match_any(FULL_MASK, id) }.trailing_zeros() == lane;
@@ -220,7 +220,7 @@ impl Sender<'_> {
     fn address_copies(self, stage: u32, slot: Slot) {
         if self.is_addresser() {
             let to = self.shape.destination(slot.id, self.rank.rank);
-            let to = to.filter(|_| slot.number < self.shape.capacity); // never write outside the cell
+            let to = to.filter(|_| slot.number < self.shape.capacity); // never write into the next pair's
             let address = to.map_or(0, |to| self.address(to, slot.number));
             let position = (thread::thread_idx_x() % WARP) as usize;
             self.shared.destinations(stage).store(position, address);
@@ -303,8 +303,8 @@ impl Sender<'_> {
         let shape = self.shape;
         // SAFETY: by the contract of `send_tokens`.
         let peer = unsafe { self.rank.load_peer(to.rank, shape.ranks) };
-        let cell = to.expert * shape.sources() + shape.source(self.rank.rank);
-        let message = cell as usize * shape.capacity as usize + slot as usize;
+        let pair = shape.receiver_pair(to.expert, self.rank.rank);
+        let message = pair as usize * shape.capacity as usize + slot as usize;
         let mut offset = message * self.layout.words();
         if shape.plants(Fault::NarrowOffsets) {
             offset %= 4096 / size_of::<u32x4>();
@@ -317,9 +317,9 @@ impl Sender<'_> {
         }
     }
 
-    /// Writes source and ids into a message. Called by the courier.
+    /// Writes the token's number and its experts into a message. Called by the warp that issues the copies.
     #[inline(always)]
-    fn write_origin(self, token: u32, id: i32, message: StagedMessage) {
+    fn write_source_and_ids(self, token: u32, id: i32, message: StagedMessage) {
         let lane = thread::thread_idx_x() % WARP;
         let exists = (id as u32) < self.shape.experts;
         // Nobody's id must be none of the token's others. With 65536 experts every number is an expert's.
@@ -351,7 +351,7 @@ impl Sender<'_> {
     fn finish_message(self) {
         if cfg::has_bulk_copy() {
             fence::proxy_async_shared();
-            if self.is_courier() {
+            if self.issues_copies() {
                 tma::wait_group_read::<0>();
             }
         }
@@ -364,7 +364,7 @@ impl Sender<'_> {
         let destinations = self.shared.destinations(stage);
         let is_local = |address| address != 0 && address & REMOTE == 0;
         if cfg::has_bulk_copy() {
-            if self.is_courier() {
+            if self.issues_copies() {
                 let lane = thread::thread_idx_x() % WARP;
                 let address = destinations.load(lane as usize);
                 if is_local(address) {

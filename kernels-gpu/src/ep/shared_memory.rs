@@ -50,7 +50,8 @@ impl SharedMemory {
         }
     }
 
-    /// Where the copies of message `stage` go, by position among the token's experts.
+    /// Where the copies of message `stage` go, by position among the token's experts: the address of a slot, marked if
+    /// it is on another node, or 0 where there is nobody.
     #[inline(always)]
     pub(super) fn destinations(&self, stage: u32) -> SharedView<u64> {
         let offset = STAGES * self.layout.bytes + stage * DESTINATION_BYTES;

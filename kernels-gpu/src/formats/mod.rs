@@ -5,8 +5,8 @@
 //! * block scales: [`E8m0`], and E4M3 again;
 //! * what combines them: [`NvFp4`], [`MxFp4`], [`MxFp8`] ([`BlockFormat`]).
 //!
-//! In the kernels, a new block format is one more `impl BlockFormat` and a line in the lists of entries
-//! at the end of `quantize/entries.rs` (of kernels and of their traffic twins) and of [`crate::dequantize`].
+//! In the kernels, a new block format is one more `impl BlockFormat`, a line for each input type in
+//! [`for_each_quantize_entry`](crate::for_each_quantize_entry), and one in the list at the end of [`crate::dequantize`].
 
 mod amax;
 mod block;

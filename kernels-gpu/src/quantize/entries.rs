@@ -6,10 +6,11 @@ use core::simd::u32x4;
 use cuda_std::kernel;
 use cuda_std::tma;
 
-/// The entries: `name: format, input type, threads;`.
+/// The entries: `name, name of the traffic twin: format, input type, threads;`.
 ///
 /// Expands to `$callback! { ... }` with this list, here to define them and in the host library to
-/// find them, so that a new line here and one in `for_each_traffic_twin` is all that a new entry takes.
+/// find them, so that a new line here is all that a new entry takes. A traffic twin has the entry's arguments, and
+/// its loads and stores without the arithmetic.
 ///
 /// That many threads run on a multiprocessor at once, in blocks of any size: its 65536 registers are divided among them. More
 /// would have to spill, or have been measured to be slower (`docs/performance.md`).
@@ -17,33 +18,15 @@ use cuda_std::tma;
 macro_rules! for_each_quantize_entry {
     ($callback:ident) => {
         $callback! {
-            grouped_quantize_nvfp4_bf16: NvFp4, Bf16, 1024;
-            grouped_quantize_nvfp4_f16: NvFp4, F16, 1024;
-            grouped_quantize_nvfp4_f32: NvFp4, F32, 768;
-            grouped_quantize_mxfp4_bf16: MxFp4, Bf16, 1024;
-            grouped_quantize_mxfp4_f16: MxFp4, F16, 1024;
-            grouped_quantize_mxfp4_f32: MxFp4, F32, 512;
-            grouped_quantize_mxfp8_bf16: MxFp8, Bf16, 1024;
-            grouped_quantize_mxfp8_f16: MxFp8, F16, 1024;
-            grouped_quantize_mxfp8_f32: MxFp8, F32, 768;
-        }
-    };
-}
-
-/// The traffic twins of the entries, in the same form and with the same arguments.
-#[macro_export]
-macro_rules! for_each_traffic_twin {
-    ($callback:ident) => {
-        $callback! {
-            grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 1024;
-            grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 1024;
-            grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 768;
-            grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 1024;
-            grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 1024;
-            grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 512;
-            grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 1024;
-            grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 1024;
-            grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 768;
+            grouped_quantize_nvfp4_bf16, grouped_quantize_traffic_nvfp4_bf16: NvFp4, Bf16, 1024;
+            grouped_quantize_nvfp4_f16, grouped_quantize_traffic_nvfp4_f16: NvFp4, F16, 1024;
+            grouped_quantize_nvfp4_f32, grouped_quantize_traffic_nvfp4_f32: NvFp4, F32, 768;
+            grouped_quantize_mxfp4_bf16, grouped_quantize_traffic_mxfp4_bf16: MxFp4, Bf16, 1024;
+            grouped_quantize_mxfp4_f16, grouped_quantize_traffic_mxfp4_f16: MxFp4, F16, 1024;
+            grouped_quantize_mxfp4_f32, grouped_quantize_traffic_mxfp4_f32: MxFp4, F32, 512;
+            grouped_quantize_mxfp8_bf16, grouped_quantize_traffic_mxfp8_bf16: MxFp8, Bf16, 1024;
+            grouped_quantize_mxfp8_f16, grouped_quantize_traffic_mxfp8_f16: MxFp8, F16, 1024;
+            grouped_quantize_mxfp8_f32, grouped_quantize_traffic_mxfp8_f32: MxFp8, F32, 768;
         }
     };
 }
@@ -135,14 +118,13 @@ macro_rules! define {
 }
 
 macro_rules! define_entries {
-    ($($entries:tt)*) => { define! { "Quantizes grouped ", false: $($entries)* } };
-}
-
-macro_rules! define_twins {
-    ($($entries:tt)*) => {
-        define! { "Moves what is moved when an entry quantizes grouped ", true: $($entries)* }
+    ($($name:ident, $twin:ident: $format:ty, $input:ty, $threads:literal;)*) => {
+        define! { "Quantizes grouped ", false: $($name: $format, $input, $threads;)* }
+        define! {
+            "Moves what is moved when an entry quantizes grouped ", true:
+            $($twin: $format, $input, $threads;)*
+        }
     };
 }
 
 for_each_quantize_entry!(define_entries);
-for_each_traffic_twin!(define_twins);

@@ -4,15 +4,23 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tokenyard::ep::{EpConfig, Fault, TokenFormat};
+use fastrand::Rng;
+use tokenyard::Device;
+use tokenyard::ep::{CombineFormat, EpConfig, Fault, TokenFormat};
+use tokenyard::options::InputType;
 use tokenyard::reference::ep::{MessageParts, Setup};
-use tokenyard_tests::ep::{EpCase, Mode, Traffic, World};
+use tokenyard_tests::ep::{EpCase, Mode, Returns, Traffic, World};
 use tokenyard_tests::{Context, Suite};
 
 use super::small;
 
 pub fn register(suite: &mut Suite) {
     for fault in Fault::DISPATCH {
+        suite.emulator(&format!("ep::faults::{fault:?}"), move |context| {
+            is_found(context, fault)
+        });
+    }
+    for fault in Fault::COMBINE {
         suite.emulator(&format!("ep::faults::{fault:?}"), move |context| {
             is_found(context, fault)
         });
@@ -50,28 +58,70 @@ fn case(fault: Fault) -> EpCase {
     case
 }
 
-/// Two rounds in every mode and schedule, as the suite checks them, until something is found.
-fn first_finding(context: &Context, case: &EpCase, config: &EpConfig) -> Result<Option<String>> {
+/// A case in which a fault of combine can show, with positions that have no expert in the second round alone.
+fn round_trips(fault: Fault) -> [EpCase; 2] {
+    let mut setup = Setup {
+        hidden_size: 64,
+        ..small(TokenFormat::Bf16, 3)
+    };
+    // The combine buffer is larger than the offsets reach.
+    if fault == Fault::NarrowReturnOffsets {
+        setup.hidden_size = 512;
+    }
+    [Traffic::Uniform, Traffic::Holes].map(|traffic| {
+        let mut case = EpCase::new(setup.clone(), &[5, 5, 5], traffic, 72);
+        case.deadline = Some(Duration::from_millis(20));
+        // Sums that are not rounded once more show the order that they were made in.
+        case.combine = Some(CombineFormat::F32);
+        case
+    })
+}
+
+/// Two rounds in one mode, as the suite checks them. `plant` makes a configuration of a case.
+fn two_rounds(
+    device: &Device,
+    fault: Fault,
+    mode: Mode,
+    plant: impl Fn(&EpCase) -> Result<EpConfig>,
+) -> Result<()> {
+    if !Fault::COMBINE.contains(&fault) {
+        let case = case(fault);
+        let mut world = World::with_config(device, &case, plant(&case)?)?;
+        world.check_round(&case, mode)?;
+        return world.check_round(&case, mode);
+    }
+    let cases = round_trips(fault);
+    let mut world = World::with_config(device, &cases[0], plant(&cases[0])?)?;
+    for case in &cases {
+        let returns = Returns::random(case, Some(InputType::F32), &mut Rng::with_seed(73))?;
+        world.check_round_trip(case, mode, &returns)?;
+    }
+    Ok(())
+}
+
+/// The modes in which a fault can show.
+fn modes(fault: Fault) -> &'static [Mode] {
+    match Fault::COMBINE.contains(&fault) {
+        true => &Mode::ALL,
+        false => Mode::of(&case(fault)),
+    }
+}
+
+/// Two rounds in every mode and schedule, until something is found.
+fn first_finding(context: &Context, fault: Fault) -> Option<String> {
     for (label, device) in context.replays() {
-        for &mode in Mode::of(case) {
-            let run = || {
-                let mut world = World::with_config(&device, case, config.clone())?;
-                world.check_round(case, mode)?;
-                world.check_round(case, mode)
-            };
-            if let Err(error) = run() {
-                return Ok(Some(format!("{label}; {mode:?}: {error:#}")));
+        for &mode in modes(fault) {
+            let plant = |case: &EpCase| Ok(case.builder().plant(fault).build()?);
+            if let Err(error) = two_rounds(&device, fault, mode, plant) {
+                return Some(format!("{label}; {mode:?}: {error:#}"));
             }
         }
     }
-    Ok(None)
+    None
 }
 
 fn is_found(context: &Context, fault: Fault) -> Result<()> {
-    let case = case(fault);
-    let config = case.builder().plant(fault).build()?;
-    let found = first_finding(context, &case, &config)?;
-    let found = found.with_context(|| format!("was planted, and nothing found it: {case}"))?;
+    let found = first_finding(context, fault).context("was planted, and nothing found it")?;
     // What finds it is a comparison, a fault of the emulator or a deadline, and not a refusal of the call.
     for refusal in ["group was made for", "group of another shape"] {
         ensure!(!found.contains(refusal), "{found}");
@@ -81,16 +131,11 @@ fn is_found(context: &Context, fault: Fault) -> Result<()> {
 
 /// The same cases without faults.
 fn without(context: &Context) -> Result<()> {
-    for fault in Fault::DISPATCH {
-        let case = case(fault);
+    for fault in Fault::DISPATCH.into_iter().chain(Fault::COMBINE) {
         for (label, device) in context.replays().into_iter().take(6) {
-            for &mode in Mode::of(&case) {
-                let mut world = World::new(&device, &case)?;
-                let mut run = || {
-                    world.check_round(&case, mode)?;
-                    world.check_round(&case, mode)
-                };
-                run().with_context(|| format!("{label}: {case}; {mode:?}"))?;
+            for &mode in modes(fault) {
+                two_rounds(&device, fault, mode, |case| Ok(case.config()?))
+                    .with_context(|| format!("{label}: the case of {fault:?}; {mode:?}"))?;
             }
         }
     }

@@ -11,7 +11,7 @@ use super::small;
 
 /// A choice that changes what ranks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Choice {
+pub(super) enum Choice {
     Plain,
     SharedExpert,
     Skip,
@@ -23,7 +23,7 @@ enum Choice {
 }
 
 impl Choice {
-    const ALL: [Choice; 8] = [
+    pub(super) const ALL: [Choice; 8] = [
         Choice::Plain,
         Choice::SharedExpert,
         Choice::Skip,
@@ -34,7 +34,7 @@ impl Choice {
         Choice::Deterministic,
     ];
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Choice::Plain => "plain",
             Choice::SharedExpert => "shared_expert",
@@ -47,7 +47,7 @@ impl Choice {
         }
     }
 
-    fn allows(self, format: TokenFormat) -> bool {
+    pub(super) fn allows(self, format: TokenFormat) -> bool {
         match self {
             Choice::Preshuffle | Choice::PreshuffleWithSharedExpert => {
                 matches!(format, TokenFormat::Mxfp4 | TokenFormat::Mxfp8)
@@ -57,7 +57,7 @@ impl Choice {
     }
 
     /// The setup with this choice made.
-    fn of(self, setup: Setup) -> Setup {
+    pub(super) fn of(self, setup: Setup) -> Setup {
         let mut setup = setup;
         match self {
             Choice::SharedExpert => setup.fused_shared_expert = true,
@@ -103,17 +103,25 @@ pub fn register(suite: &mut Suite) {
     }
 }
 
+/// How many ranks there are in a group.
+pub(super) const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
+
+/// Tokens of each rank, of those that there are.
+pub(super) const COUNTS: [usize; 8] = [5, 2, 0, 3, 1, 5, 0, 4];
+
+/// Where the choice is nodes, how many ranks one has.
+pub(super) const RANKS_PER_NODE: [usize; 5] = [1, 1, 1, 2, 4];
+
 /// 1, 2, 3, 4 and 8 ranks; a rank without tokens, one at its capacity, and every kind of traffic.
 fn ranks(context: &Context, format: TokenFormat, choice: Choice) -> Result<()> {
     let devices = context.devices();
-    for (turn, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {
+    for (turn, ranks) in RANKS.into_iter().enumerate() {
         let setup = choice.of(small(format, ranks));
-        let counts = [5, 2, 0, 3, 1, 5, 0, 4];
         for (round, traffic) in Traffic::ALL.into_iter().enumerate() {
             let seed = (ranks * 10 + round) as u64;
-            let mut case = EpCase::new(setup.clone(), &counts[..ranks], traffic, seed);
+            let mut case = EpCase::new(setup.clone(), &COUNTS[..ranks], traffic, seed);
             if choice == Choice::VirtualNodes {
-                case.ranks_per_node = [1, 1, 1, 2, 4][turn];
+                case.ranks_per_node = RANKS_PER_NODE[turn];
             }
             if choice == Choice::Deterministic {
                 case = case.deterministic();

@@ -1,5 +1,6 @@
-//! Expert-parallel dispatch: every byte of every rank, against the reference.
+//! Expert-parallel dispatch and combine: every byte of every rank, against the reference.
 
+mod combine;
 mod errors;
 mod examples;
 mod faults;
@@ -29,6 +30,7 @@ pub fn register(suite: &mut Suite) {
         ordering::register,
         peers::register,
         properties::register,
+        combine::register,
     ] {
         register(suite);
     }

@@ -76,11 +76,12 @@ fn across_devices(context: &Context) -> Result<()> {
             let mode = modes[round % modes.len()];
             let counts: Vec<usize> = full.iter().map(|&most| random.usize(..=most)).collect();
             case.refill(&counts, Traffic::ALL[round % Traffic::ALL.len()], random);
+            let mut inputs = Vec::new();
             for member in &mut members {
-                member.prepare(&case)?;
+                inputs.push(member.prepare(&case)?);
             }
-            for member in &mut members {
-                member.queue(&case, mode)?;
+            for (member, inputs) in members.iter_mut().zip(&inputs) {
+                member.queue(inputs, mode)?;
             }
             for member in &members {
                 let compare = || {
@@ -191,8 +192,8 @@ fn take_part(orders: &Orders) -> Result<()> {
                 return outlive(&mut world, &case);
             }
             let mut run = || {
-                world.prepare(&case)?;
-                world.queue(&case, Mode::Split)?;
+                let inputs = world.prepare(&case)?;
+                world.queue(&inputs, Mode::Split)?;
                 world.compare_round(&case)
             };
             run().with_context(|| format!("round {round}: {case}"))?;

@@ -37,7 +37,7 @@ fn any_setup(context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn any_case(random: &mut Rng) -> EpCase {
+pub(super) fn any_case(random: &mut Rng) -> EpCase {
     let format = TokenFormat::ALL[random.usize(..TokenFormat::ALL.len())];
     let ranks = random.usize(1..=6);
     let experts = ranks * random.usize(1..=5);

@@ -6,7 +6,7 @@ use anyhow::Result;
 use fastrand::Rng;
 use std::time::Duration;
 use tokenyard::ep::{
-    EpConfig, EpConfigBuilder, EpConfigError, LaunchShape, SlotOrder, TokenFormat,
+    CombineFormat, EpConfig, EpConfigBuilder, EpConfigError, LaunchShape, SlotOrder, TokenFormat,
 };
 use tokenyard::reference::ep::{
     ExpectedRows, Order, QuantizedTokens, RankTokens, ReceivedBytes, ScaleLayout, Setup,
@@ -26,6 +26,8 @@ pub struct EpCase {
     pub order: Order,
     /// Blocks and threads; the library's own choice without.
     pub launch: Option<LaunchShape>,
+    /// What rows travel home as, if they do.
+    pub combine: Option<CombineFormat>,
     /// How long waits may take; the library's own choice without.
     pub deadline: Option<Duration>,
     /// One for each rank; under skip mode all equal.
@@ -40,6 +42,7 @@ impl EpCase {
             ranks_per_node: setup.ranks,
             order: Order::Free,
             launch: None,
+            combine: None,
             deadline: None,
             ranks: Vec::new(),
             setup,
@@ -93,6 +96,9 @@ impl EpCase {
         }
         if matches!(setup.format, TokenFormat::Mxfp4 | TokenFormat::Mxfp8) {
             builder = builder.scale_rounding(setup.scale_rounding);
+        }
+        if let Some(format) = self.combine {
+            builder = builder.combine(format);
         }
         if let Some(deadline) = self.deadline {
             builder = builder.deadline(Some(deadline));
@@ -169,6 +175,9 @@ impl fmt::Display for EpCase {
         }
         if let Some(rows) = setup.scale_preshuffle {
             write!(f, ", M = {rows}")?;
+        }
+        if let Some(format) = self.combine {
+            write!(f, ", home as {format}")?;
         }
         Ok(())
     }

@@ -27,10 +27,12 @@ pub enum Mode {
     Streams,
     /// One cooperative launch for all.
     Fused,
+    /// One cooperative launch to dispatch, and two for each rank, on one stream, to combine.
+    FusedThenSplit,
 }
 
 impl Mode {
-    /// Every one.
+    /// Those that differ in dispatch.
     pub const ALL: [Mode; 3] = [Mode::Split, Mode::Streams, Mode::Fused];
 
     /// Those that can do what the case asks for: the shared expert is the fused launch's alone.
@@ -40,6 +42,25 @@ impl Mode {
             false => &Self::ALL,
         }
     }
+
+    /// The same, for those that differ in dispatch or combine.
+    pub fn of_round_trip(case: &EpCase) -> &'static [Mode] {
+        const ALL: [Mode; 4] = [
+            Mode::Split,
+            Mode::Streams,
+            Mode::Fused,
+            Mode::FusedThenSplit,
+        ];
+        match case.setup.fused_shared_expert {
+            true => &ALL[2..],
+            false => &ALL,
+        }
+    }
+
+    /// Whether all ranks dispatch in one launch.
+    pub(super) fn dispatches_at_once(self) -> bool {
+        matches!(self, Mode::Fused | Mode::FusedThenSplit)
+    }
 }
 
 /// What the outputs hold before a round, unless told: no value of any format is this throughout.
@@ -47,20 +68,63 @@ const BACKGROUND: u8 = 0xB7;
 
 /// The ranks of a case, with outputs that rounds reuse.
 pub struct World {
-    device: Device,
-    streams: Vec<Stream>,
+    pub(super) device: Device,
+    pub(super) streams: Vec<Stream>,
     /// The ranks.
     pub group: EpGroup,
-    received: Vec<Received>,
-    /// Inputs of the last round.
-    inputs: Vec<Uploaded>,
+    pub(super) received: Vec<Received>,
 }
 
 /// A rank's tensors on the device.
-struct Uploaded {
+#[derive(Debug)]
+pub struct DeviceInput {
     tokens: DeviceBuffer<bf16>,
     topk_ids: DeviceBuffer<i32>,
-    factor: DeviceBuffer<f32>,
+    /// Where the format has one.
+    factor: Option<DeviceBuffer<f32>>,
+}
+
+impl DeviceInput {
+    /// Every rank's.
+    ///
+    /// # Errors
+    /// As [`Device::upload`].
+    pub fn upload(device: &Device, case: &EpCase) -> Result<Vec<Self>, EpError> {
+        (0..case.ranks.len())
+            .map(|rank| Self::of_rank(device, case, rank))
+            .collect()
+    }
+
+    /// That of rank `rank`.
+    fn of_rank(device: &Device, case: &EpCase, rank: usize) -> Result<Self, EpError> {
+        let rank = &case.ranks[rank];
+        let factor = (case.setup.format == TokenFormat::Nvfp4)
+            .then(|| device.upload(&[case.setup.global_factor]));
+        Ok(Self {
+            tokens: device.upload(&rank.tokens)?,
+            topk_ids: device.upload(&rank.topk_ids)?,
+            factor: factor.transpose()?,
+        })
+    }
+
+    /// As dispatch and combine take them.
+    pub fn batch(&self) -> Batch<'_> {
+        let batch = Batch::new(&self.tokens, &self.topk_ids);
+        match &self.factor {
+            Some(factor) => batch.input_scale(factor),
+            None => batch,
+        }
+    }
+}
+
+impl Mode {
+    /// The stream that a rank's work is on.
+    pub(super) fn stream_of(self, rank: usize) -> usize {
+        match self {
+            Mode::Streams => rank,
+            Mode::Split | Mode::Fused | Mode::FusedThenSplit => 0,
+        }
+    }
 }
 
 impl World {
@@ -83,7 +147,7 @@ impl World {
         })
     }
 
-    /// The ranks of a group, or of a member of a larger one, on a device.
+    /// The ranks of a group, or of a member of a larger one.
     ///
     /// # Errors
     /// As the library's own.
@@ -94,7 +158,6 @@ impl World {
         Ok(Self {
             streams: streams.collect::<Result<_, _>>()?,
             received: received.collect::<Result<_, _>>()?,
-            inputs: Vec::new(),
             device,
             group,
         })
@@ -106,61 +169,52 @@ impl World {
     /// # Errors
     /// As the library's own.
     pub fn dispatch(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
-        self.upload(case)?;
-        self.queue(case, mode)?;
+        let inputs = self.upload(case)?;
+        self.queue(&inputs, mode)?;
         self.group.check()
     }
 
-    /// Puts the inputs of a round on the device.
-    ///
-    /// # Errors
-    /// As the library's own.
-    pub fn upload(&mut self, case: &EpCase) -> Result<(), EpError> {
+    /// Puts the inputs of a round on the device: those of its own ranks.
+    fn upload(&self, case: &EpCase) -> Result<Vec<DeviceInput>, EpError> {
         let ranks = self.group.ranks().iter();
-        self.inputs = ranks
-            .map(|rank| {
-                let rank = &case.ranks[rank.number()];
-                Ok(Uploaded {
-                    tokens: self.device.upload(&rank.tokens)?,
-                    topk_ids: self.device.upload(&rank.topk_ids)?,
-                    factor: self.device.upload(&[case.setup.global_factor])?,
-                })
-            })
-            .collect::<Result<_, EpError>>()?;
-        Ok(())
+        ranks
+            .map(|rank| DeviceInput::of_rank(&self.device, case, rank.number()))
+            .collect()
     }
 
-    /// A round of the inputs that are on the device, which is not waited for.
+    /// The same, and a pattern in the outputs.
     ///
     /// # Errors
     /// As the library's own.
-    pub fn queue(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
-        let batches = self.inputs.iter().map(|rank| {
-            let batch = Batch::new(&rank.tokens, &rank.topk_ids);
-            match case.setup.format {
-                TokenFormat::Nvfp4 => batch.input_scale(&rank.factor),
-                _ => batch,
-            }
-        });
-        let batches: Vec<_> = batches.collect();
-        if mode == Mode::Fused {
+    pub fn prepare(&mut self, case: &EpCase) -> Result<Vec<DeviceInput>, EpError> {
+        self.fill(BACKGROUND)?;
+        self.upload(case)
+    }
+
+    /// A round of inputs that are on the device, which is not waited for.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn queue(&mut self, inputs: &[DeviceInput], mode: Mode) -> Result<(), EpError> {
+        let batches: Vec<_> = inputs.iter().map(DeviceInput::batch).collect();
+        if mode.dispatches_at_once() {
             self.group
                 .dispatch(&self.streams[0], &batches, &mut self.received)?;
             return Ok(());
         }
-        let on = |rank: usize| if mode == Mode::Split { 0 } else { rank };
         let mut pending = Vec::new();
-        for (rank, batch) in batches.iter().enumerate() {
-            let stream = &self.streams[on(rank)];
-            let rank = &mut self.group.ranks_mut()[rank];
+        for (number, batch) in batches.iter().enumerate() {
+            let stream = &self.streams[mode.stream_of(number)];
+            let rank = &mut self.group.ranks_mut()[number];
             pending.push(match rank.pending() {
                 Some(sent) => sent,
                 None => rank.dispatch_async(stream, batch)?,
             });
         }
-        for (rank, (pending, received)) in pending.into_iter().zip(&mut self.received).enumerate() {
-            let stream = &self.streams[on(rank)];
-            self.group.ranks_mut()[rank].dispatch_wait(stream, pending, received)?;
+        for (number, (pending, received)) in pending.into_iter().zip(&mut self.received).enumerate()
+        {
+            let stream = &self.streams[mode.stream_of(number)];
+            self.group.ranks_mut()[number].dispatch_wait(stream, pending, received)?;
         }
         Ok(())
     }
@@ -223,22 +277,14 @@ impl World {
     }
 
     /// Holds what [`queue`](Self::queue) led to, over outputs that [`prepare`](Self::prepare) has filled, to the
-    /// reference. Waits for the device.
+    /// reference. Waits for the device. It does not look at the words that ranks wait for: one of another process may
+    /// have begun the next round.
     ///
     /// # Errors
     /// As the library's own, or the first thing that differs.
     pub fn compare_round(&self, case: &EpCase) -> Result<()> {
         self.group.check()?;
         self.compare_outputs(case, BACKGROUND, &self.download()?)
-    }
-
-    /// Puts the inputs of a round on the device, and a pattern in the outputs.
-    ///
-    /// # Errors
-    /// As the library's own.
-    pub fn prepare(&mut self, case: &EpCase) -> Result<(), EpError> {
-        self.fill(BACKGROUND)?;
-        self.upload(case)
     }
 
     /// Holds downloaded outputs to the reference, over outputs that were full of `background`.
@@ -250,11 +296,7 @@ impl World {
         self.check_counters()
     }
 
-    /// The same without the words that the ranks wait for: a rank of another process may have begun the next round.
-    ///
-    /// # Errors
-    /// The first thing that differs.
-    pub fn compare_outputs(
+    fn compare_outputs(
         &self,
         case: &EpCase,
         background: u8,
@@ -334,7 +376,7 @@ impl EpCase {
             for &mode in Mode::of(self) {
                 let case = match mode {
                     Mode::Streams => self.clone().side_by_side(device),
-                    Mode::Split | Mode::Fused => self.clone(),
+                    _ => self.clone(),
                 };
                 let run = || World::new(device, &case)?.check_round(&case, mode);
                 run().with_context(|| format!("{self}; {mode:?}, on {}", device.description()))?;

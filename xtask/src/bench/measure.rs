@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use tokenyard::{
-    Device, DeviceBuffer, DeviceError, DeviceRouting, Graph, GroupedQuantizer, Input,
-    QuantizeError, Quantized, ScaleStore, Stream, TensorScales, baseline,
+    Device, DeviceBuffer, DeviceError, DeviceRouting, Graph, GroupedQuantizer, Input, Quantized,
+    ScaleStore, Stream, TensorScales, baseline,
 };
 
 use super::cases::Case;
@@ -72,7 +72,7 @@ struct Set {
 pub struct Samples {
     /// The quantizer.
     pub kernel: Vec<f64>,
-    /// Its traffic twin; empty if it has none.
+    /// Its traffic twin.
     pub twin: Vec<f64>,
     /// A plain copy that reads and writes as many bytes, together, as the quantizer does.
     pub copy: Vec<f64>,
@@ -87,7 +87,7 @@ pub struct Bench<'a> {
     case: &'a Case,
     stream: Stream,
     quantizer: GroupedQuantizer,
-    twin: Option<GroupedQuantizer>,
+    twin: GroupedQuantizer,
     routing: DeviceRouting,
     sf: TensorScales,
     sets: Vec<Set>,
@@ -132,11 +132,7 @@ impl<'a> Bench<'a> {
             }
         };
         let quantizer = builder().build()?;
-        let twin = match builder().traffic_twin().build() {
-            Ok(twin) => Some(twin),
-            Err(QuantizeError::NoKernel { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
+        let twin = builder().traffic_twin().build()?;
         let bytes = bytes_of(rows);
         let sets = set_count(device.l2_bytes(), bytes.len());
         // Half of the bytes are read, half written.
@@ -233,10 +229,7 @@ impl<'a> Bench<'a> {
     /// # Errors
     /// A device that fails.
     pub fn measure(&mut self, rounds: usize) -> Result<Samples> {
-        let mut candidates = vec![Candidate::Kernel, Candidate::Copy];
-        if self.twin.is_some() {
-            candidates.push(Candidate::Twin);
-        }
+        let mut candidates = vec![Candidate::Kernel, Candidate::Copy, Candidate::Twin];
         if self.case.is_latency() {
             candidates.push(Candidate::Empty);
         }
@@ -319,18 +312,17 @@ impl<'a> Bench<'a> {
             for launch in 0..launches {
                 let set = &mut sets[launch % count];
                 let input = set.input.input();
-                match (candidate, &*twin) {
-                    (Candidate::Kernel, _) => {
+                match candidate {
+                    Candidate::Kernel => {
                         quantizer.quantize_into(stream, input, routing, sf, &mut set.output)?;
                     }
-                    (Candidate::Twin, Some(twin)) => {
+                    Candidate::Twin => {
                         twin.quantize_into(stream, input, routing, sf, &mut set.output)?;
                     }
-                    (Candidate::Twin, None) => {}
-                    (Candidate::Copy, _) => {
+                    Candidate::Copy => {
                         baseline::copy(stream, &set.copy_from, &mut set.copy_to)?;
                     }
-                    (Candidate::Empty, _) => baseline::empty(stream)?,
+                    Candidate::Empty => baseline::empty(stream)?,
                 }
             }
             Ok(())
@@ -399,7 +391,7 @@ mod tests {
             let mut bench =
                 Bench::new(&device, &case, Launch::default(), &rows, &routing, 2, &sf).unwrap();
             assert_eq!(bench.check(&expected).unwrap(), None);
-            bench.quantizer = bench.twin.take().unwrap();
+            std::mem::swap(&mut bench.quantizer, &mut bench.twin);
             let difference = bench.check(&expected).unwrap().unwrap();
             assert!(difference.starts_with("buffer set 0: "), "{difference}");
         }

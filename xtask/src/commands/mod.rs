@@ -8,6 +8,7 @@ mod dispatch;
 mod doctor;
 mod exchange;
 mod gpu_bundle;
+mod layer;
 mod ptx;
 mod quantize;
 mod run;

@@ -1,6 +1,6 @@
 //! `cargo xtask run`: the demonstration. Real hidden states with real, skewed routing go through
 //! every format, and what comes back is measured, drawn, and compared with the reference. Then the
-//! tokens are sent to their experts over four virtual ranks.
+//! tokens are sent to their experts over four virtual ranks, and some go through a complete small layer.
 
 use std::path::{Path, PathBuf};
 
@@ -12,9 +12,10 @@ use tokenyard::error_metrics::ErrorMetrics;
 use tokenyard::options::{Format, QuantizeOptions};
 
 use super::exchange::{ExchangeResult, exchange};
+use super::layer::{self, LayerResult, layers};
 use crate::compare::{first_difference, first_wrong_value};
 use crate::engine::Engine;
-use crate::files::{GroupedInput, write_atomically};
+use crate::files::{GroupedInput, TokensFile, write_atomically};
 use crate::flags::RunFlags;
 use crate::plots::{ErrorHistogram, ErrorSeries, error_distribution, rows_per_expert};
 use crate::report::{self, Report};
@@ -38,6 +39,8 @@ struct Results {
     formats: Vec<FormatResult>,
     /// Absent if the input is not one that can be dispatched.
     exchange: Option<ExchangeResult>,
+    /// Empty if the input is not one that can be dispatched, or without kernels (`--backend reference`).
+    layers: Vec<LayerResult>,
     files: Vec<PathBuf>,
 }
 
@@ -101,7 +104,7 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
 
     let out = flags.out.unwrap_or_else(workspace::default_out);
     let original = grouped_rows(&input);
-    let progress = report.progress(STEPS * Format::ALL.len() as u64 + 1);
+    let progress = report.progress(STEPS * Format::ALL.len() as u64 + 2);
     let mut files = Vec::new();
     let mut formats = Vec::new();
     let mut series = Vec::new();
@@ -116,6 +119,14 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
     progress.set_message("dispatching");
     progress.inc(1);
     let exchange = exchange(&engine, &path, summary.experts);
+    progress.set_message("running layers");
+    progress.inc(1);
+    let layers = match &engine {
+        Engine::Device { device, .. } => TokensFile::read(&path)
+            .map_err(anyhow::Error::from)
+            .and_then(|file| layers(device, &file, summary.experts)),
+        Engine::Reference => Ok(Vec::new()),
+    };
 
     progress.set_message("drawing");
     let subtitle = format!(
@@ -145,11 +156,18 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
         Err(error) if given => report.line(format!("Not dispatched: {error:#}"))?,
         Err(_) => {}
     }
+    match &layers {
+        Ok(layers) if layers.is_empty() => {}
+        Ok(layers) => report.table(&layer::table(layers, engine.name()))?,
+        // The same reason, said already.
+        Err(_) if exchange.is_err() => {}
+        Err(error) => report.line(format!("No layer: {error:#}"))?,
+    }
     // The bundled input can be dispatched; what somebody else's cannot is no fault of the run.
-    let exchange = if given {
-        exchange.ok()
+    let (exchange, layers) = if given {
+        (exchange.ok(), layers.unwrap_or_default())
     } else {
-        Some(exchange?)
+        (Some(exchange?), layers?)
     };
     let results_path = out.join("results.json");
     files.push(results_path.clone());
@@ -161,6 +179,7 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
         input: summary,
         formats,
         exchange,
+        layers,
         files,
     };
     let json = serde_json::to_vec_pretty(&results)?;
@@ -174,6 +193,8 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
 
     let dispatch = results.exchange.iter();
     let dispatch = dispatch.filter_map(|exchange| exchange.difference.clone());
+    let layers = results.layers.iter();
+    let layers = layers.filter_map(|layer| layer.difference.clone());
     let differences: Vec<String> = results
         .formats
         .iter()
@@ -185,6 +206,7 @@ pub fn run(flags: RunFlags, report: Report) -> Result<()> {
             ))
         })
         .chain(dispatch)
+        .chain(layers)
         .collect();
     if !differences.is_empty() {
         bail!("{}", differences.join("\n"));

@@ -139,6 +139,17 @@ impl CombineMemory {
         self.arguments.as_ptr().cast_mut().cast()
     }
 
+    /// Addresses of the send buffer, 0 for none, of the buffer that rows come home to, and of the receive counts.
+    pub(in crate::ep) fn buffer_addresses(&self, rank: usize) -> [u64; 3] {
+        let memory = &self.ranks[rank];
+        let send = memory.send_rows.as_ref();
+        [
+            send.map_or(0, |rows| rows.as_ptr() as u64),
+            memory.rows.as_ptr() as u64,
+            memory.counts.as_ptr() as u64,
+        ]
+    }
+
     /// The receive counts of rank `rank`. Waits for the device.
     pub(in crate::ep) fn counts(&self, rank: usize) -> Result<Vec<u64>, EpError> {
         Ok(self.rank(rank).counts.download()?)

@@ -6,12 +6,14 @@
 mod format;
 mod memory;
 mod operands;
+mod record;
 mod refused;
 
 pub use format::{CombineFormat, RowElement};
 pub use memory::ReturnCounters;
 pub(super) use memory::{CombineMemory, argument_bytes};
 pub use operands::{CombineOutput, CombineTarget, ExpertOutputs, RouterWeights};
+pub(crate) use record::{DispatchRecord, ReturnRecord};
 pub use refused::Refused;
 
 use super::batch::{Batch, BatchIdentity};

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use half::bf16;
 
 use super::super::{Attributes, Behaviour, OpContext, OpError, Operation, TensorType, TensorView};
 use super::infer::Choices;
-use super::{EpOperation, EpSession, Half};
+use super::{EpOperation, EpSession, Half, PointerTables};
 use crate::buffer::DeviceBuffer;
 use crate::ep::{Batch, EpConfig, EpError, Pending, Received, ReceivedParts};
+use crate::error::DeviceError;
 
 impl Behaviour for EpOperation {
     fn infer(
@@ -24,10 +26,7 @@ impl Behaviour for EpOperation {
 
     /// All ranks of the group for the fused operation, one for the others.
     fn instances(&self, context: &OpContext<'_>) -> usize {
-        match (&context.session, self.half) {
-            (Some((session, _)), Half::Both) => session.group.config().ranks(),
-            _ => 1,
-        }
+        self.half.instances(context)
     }
 
     fn execute(
@@ -44,10 +43,12 @@ impl Behaviour for EpOperation {
             return Err(OpError::NoSession { operation: name });
         };
         let rank = *rank;
-        self.check_group(operation, attributes, &choices, session)?;
+        check_group(operation, attributes, &choices, session)?;
+        self.check_format(operation, session)?;
         let calls = tensors.chunks(operation.operands().len());
+        let tables = session.pointer_tables();
         for tensors in calls.clone() {
-            check_tables(operation, session, tensors)?;
+            check_tables(operation, &tables, tensors)?;
         }
         let failed = |source| OpError::Ep {
             operation: name,
@@ -64,9 +65,9 @@ impl Behaviour for EpOperation {
                 let (inputs, mut outputs): (Vec<_>, Vec<_>) = sets.into_iter().unzip();
                 let batches: Vec<_> = inputs.iter().map(Inputs::batch).collect();
                 let group = &mut session.group;
-                group
-                    .dispatch(stream, &batches, &mut outputs)
-                    .map_err(failed)?;
+                let dispatched = group.dispatch(stream, &batches, &mut outputs);
+                let ranks = dispatched.map_err(failed)?.into_ranks();
+                session.dispatched = ranks.map(|rank| Some(rank.record())).collect();
             }
             Half::Send => {
                 let inputs = Named { operation, tensors }.inputs().map_err(failed)?;
@@ -84,89 +85,93 @@ impl Behaviour for EpOperation {
                     rank,
                 })?;
                 let received = receiver.dispatch_wait(stream, pending, &mut output);
-                received.map_err(failed)?;
+                session.dispatched[rank] = Some(received.map_err(failed)?.record());
             }
         }
         Ok(())
     }
 }
 
+/// Demands that the group is of the configuration that the attributes describe, as far as they do.
+pub(super) fn check_group(
+    operation: &Operation,
+    attributes: &Attributes,
+    choices: &Choices,
+    session: &EpSession,
+) -> Result<(), OpError> {
+    let (asked, has) = (&choices.config, session.group.config());
+    let skip = has.skip_a2a();
+    if choices.lacks_world && skip && has.ranks() > 1 {
+        return Err(choices.world_missing(operation, has.ranks()));
+    }
+    // The attribute counts a rank's experts in skip mode.
+    let experts = |config: &EpConfig| match skip {
+        true => config.local_experts(),
+        false => config.experts(),
+    };
+    let given = |name| attributes.get(name).is_some();
+    let mut pairs = vec![
+        ("hidden_size", asked.hidden_size(), has.hidden_size()),
+        ("top_k", asked.top_k(), has.top_k()),
+        ("n_experts", experts(asked), experts(has)),
+        (
+            "max_token_per_rank",
+            asked.max_tokens_per_rank(),
+            has.max_tokens_per_rank(),
+        ),
+    ];
+    let mut attributes_of_operation = operation.attributes().iter();
+    if attributes_of_operation.any(|attribute| attribute.name == "max_padded_M") {
+        let rows = |config: &EpConfig| config.scale_preshuffle().unwrap_or(0);
+        pairs.push(("max_padded_M", rows(asked), rows(has)));
+    }
+    if skip && given("allreduce_world_size") {
+        let (asked, has) = (asked.allreduce_world_size(), has.allreduce_world_size());
+        pairs.push(("allreduce_world_size", asked, has));
+    }
+    if !skip {
+        pairs.push((
+            "n_gpus_per_node",
+            asked.ranks_per_node(),
+            has.ranks_per_node(),
+        ));
+        pairs.push((
+            "n_nodes",
+            asked.ranks() / asked.ranks_per_node(),
+            has.ranks() / has.ranks_per_node(),
+        ));
+    }
+    let flags = [
+        ("skip_a2a", asked.skip_a2a(), skip),
+        (
+            "fused_shared_expert",
+            asked.fused_shared_expert(),
+            has.fused_shared_expert(),
+        ),
+    ];
+    let flag = |(name, asked, has): (_, bool, bool)| (name, asked.to_string(), has.to_string());
+    let number = |(name, asked, has): (_, usize, usize)| (name, asked.to_string(), has.to_string());
+    let all = flags
+        .into_iter()
+        .map(flag)
+        .chain(pairs.into_iter().map(number));
+    for (attribute, asked, has) in all {
+        if asked != has {
+            return Err(OpError::Attribute {
+                operation: operation.name(),
+                attribute,
+                expected: format!("{has}, as the group was made with"),
+                found: asked,
+            });
+        }
+    }
+    Ok(())
+}
+
 impl EpOperation {
-    /// Demands that the group is of the configuration that the attributes describe, as far as they do.
-    fn check_group(
-        &self,
-        operation: &Operation,
-        attributes: &Attributes,
-        choices: &Choices,
-        session: &EpSession,
-    ) -> Result<(), OpError> {
-        let (asked, has) = (&choices.config, session.group.config());
-        let skip = has.skip_a2a();
-        if choices.lacks_world && skip && has.ranks() > 1 {
-            return Err(choices.world_missing(operation, has.ranks()));
-        }
-        // The attribute counts a rank's experts in skip mode.
-        let experts = |config: &EpConfig| match skip {
-            true => config.local_experts(),
-            false => config.experts(),
-        };
-        let given = |name| attributes.get(name).is_some();
-        let mut pairs = vec![
-            ("hidden_size", asked.hidden_size(), has.hidden_size()),
-            ("top_k", asked.top_k(), has.top_k()),
-            ("n_experts", experts(asked), experts(has)),
-            (
-                "max_token_per_rank",
-                asked.max_tokens_per_rank(),
-                has.max_tokens_per_rank(),
-            ),
-            (
-                "max_padded_M",
-                asked.scale_preshuffle().unwrap_or(0),
-                has.scale_preshuffle().unwrap_or(0),
-            ),
-        ];
-        if skip && given("allreduce_world_size") {
-            let (asked, has) = (asked.allreduce_world_size(), has.allreduce_world_size());
-            pairs.push(("allreduce_world_size", asked, has));
-        }
-        if !skip {
-            pairs.push((
-                "n_gpus_per_node",
-                asked.ranks_per_node(),
-                has.ranks_per_node(),
-            ));
-            pairs.push((
-                "n_nodes",
-                asked.ranks() / asked.ranks_per_node(),
-                has.ranks() / has.ranks_per_node(),
-            ));
-        }
-        let flags = [
-            ("skip_a2a", asked.skip_a2a(), skip),
-            (
-                "fused_shared_expert",
-                asked.fused_shared_expert(),
-                has.fused_shared_expert(),
-            ),
-        ];
-        let flag = |(name, asked, has): (_, bool, bool)| (name, asked.to_string(), has.to_string());
-        let number =
-            |(name, asked, has): (_, usize, usize)| (name, asked.to_string(), has.to_string());
-        let all = flags
-            .into_iter()
-            .map(flag)
-            .chain(pairs.into_iter().map(number));
-        for (attribute, asked, has) in all {
-            if asked != has {
-                return Err(OpError::Attribute {
-                    operation: operation.name(),
-                    attribute,
-                    expected: format!("{has}, as the group was made with"),
-                    found: asked,
-                });
-            }
-        }
+    /// Demands a group whose tokens travel as the operation's do.
+    fn check_format(&self, operation: &Operation, session: &EpSession) -> Result<(), OpError> {
+        let has = session.group.config();
         if has.format() != self.format {
             return Err(OpError::Attribute {
                 operation: operation.name(),
@@ -180,12 +185,11 @@ impl EpOperation {
 }
 
 /// Demands the group's own tables of addresses.
-fn check_tables(
+pub(super) fn check_tables(
     operation: &Operation,
-    session: &EpSession,
+    tables: &PointerTables,
     tensors: &[TensorView<'_>],
 ) -> Result<(), OpError> {
-    let tables = session.pointer_tables();
     for (operand, tensor) in operation.operands().iter().zip(tensors) {
         let expected = match operand.name {
             "send_ptrs" => &tables.send,
@@ -211,9 +215,9 @@ fn check_tables(
 
 /// The tensors of one rank.
 #[derive(Clone, Copy)]
-struct Named<'a, 'b> {
-    operation: &'a Operation,
-    tensors: &'a [TensorView<'b>],
+pub(super) struct Named<'a, 'b> {
+    pub(super) operation: &'a Operation,
+    pub(super) tensors: &'a [TensorView<'b>],
 }
 
 /// Buffers over a rank's inputs.
@@ -240,7 +244,7 @@ impl Named<'_, '_> {
         self.tensors.get(index)
     }
 
-    fn get(&self, name: &str) -> &TensorView<'_> {
+    pub(super) fn get(&self, name: &str) -> &TensorView<'_> {
         let found = self.find(name);
         found.unwrap_or_else(|| unreachable!("{} has no operand {name}", self.operation.name()))
     }
@@ -249,27 +253,23 @@ impl Named<'_, '_> {
         Ok(Inputs {
             tokens: self.get("input_tokens").buffer()?,
             topk_ids: self.get("topk_ids").buffer()?,
-            factor: self
-                .find("input_scales")
-                .map(TensorView::buffer)
-                .transpose()?,
+            factor: self.optional("input_scales")?,
         })
     }
 
+    fn optional<T: Pod>(&self, name: &str) -> Result<Option<DeviceBuffer<T>>, DeviceError> {
+        self.find(name).map(TensorView::buffer).transpose()
+    }
+
     fn received(&self, config: &Arc<EpConfig>) -> Result<Received, EpError> {
-        let optional = |name| self.find(name).map(TensorView::buffer::<u8>).transpose();
-        let offsets = self
-            .find("scales_offsets")
-            .map(TensorView::buffer)
-            .transpose()?;
         Ok(Received::from_parts(
             config,
             ReceivedParts {
-                tokens: self.get("output_tokens").buffer()?,
-                scales: optional("output_scales")?,
-                row_offsets: self.get("row_offsets").buffer()?,
-                scales_offsets: offsets,
-                expert_ids: self.get("expert_ids").buffer()?,
+                tokens: self.optional("output_tokens")?,
+                scales: self.optional("output_scales")?,
+                row_offsets: self.optional("row_offsets")?,
+                scales_offsets: self.optional("scales_offsets")?,
+                expert_ids: self.optional("expert_ids")?,
                 src_info: self.get("src_info").buffer()?,
                 pairs: self.get("atomic_counters").buffer()?,
             },

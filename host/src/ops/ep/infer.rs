@@ -2,7 +2,7 @@
 
 use super::super::{Attributes, DType, Direction, OpError, Operand, Operation, TensorType};
 use super::{EpOperation, Half};
-use crate::ep::{EpConfig, TokenFormat};
+use crate::ep::{EpConfig, EpConfigBuilder, TokenFormat};
 
 /// Attributes, read.
 pub(super) struct Choices {
@@ -13,7 +13,95 @@ pub(super) struct Choices {
     pub(super) lacks_world: bool,
 }
 
+/// An attribute with a value that the operation cannot work with.
+pub(super) fn refused(
+    operation: &Operation,
+    attribute: &'static str,
+    expected: String,
+    found: String,
+) -> OpError {
+    OpError::Attribute {
+        operation: operation.name(),
+        attribute,
+        expected,
+        found,
+    }
+}
+
 impl Choices {
+    /// Adds the shape that the attributes describe to what `builder` has.
+    ///
+    /// Under `skip_a2a` the engine gives `n_experts` of one rank, and one GPU; the ranks that hold the same tokens
+    /// are `allreduce_world_size`.
+    pub(super) fn read(
+        operation: &Operation,
+        attributes: &Attributes,
+        builder: EpConfigBuilder,
+        half: Half,
+    ) -> Result<Self, OpError> {
+        let skip = attributes.flag("skip_a2a");
+        let (per_node, nodes) = (attributes.int("n_gpus_per_node"), attributes.int("n_nodes"));
+        if skip {
+            for (name, value) in [("n_gpus_per_node", per_node), ("n_nodes", nodes)] {
+                if value != 1 {
+                    let expected = "1 with skip_a2a".to_owned();
+                    return Err(refused(operation, name, expected, value.to_string()));
+                }
+            }
+        }
+        let world = attributes.optional_int("allreduce_world_size");
+        let ranks = match skip {
+            true => world.unwrap_or(1),
+            false => per_node.saturating_mul(nodes),
+        };
+        let experts = attributes.int("n_experts");
+        let shared = attributes.flag("fused_shared_expert");
+        let builder = builder
+            .hidden_size(attributes.int("hidden_size"))
+            .top_k(attributes.int("top_k"))
+            .experts(if skip {
+                experts.saturating_mul(ranks)
+            } else {
+                experts
+            })
+            .max_tokens_per_rank(attributes.int("max_token_per_rank"))
+            .ranks(ranks)
+            .ranks_per_node(if skip { ranks } else { per_node })
+            .fused_shared_expert(shared)
+            .skip_a2a(skip);
+        if half != Half::Both && shared {
+            let expected = "false: only the fused operation has a shared expert".to_owned();
+            return Err(refused(
+                operation,
+                "fused_shared_expert",
+                expected,
+                "true".to_owned(),
+            ));
+        }
+        let config = builder.build().map_err(|source| OpError::EpConfig {
+            operation: operation.name(),
+            source,
+        })?;
+        Ok(Self {
+            config,
+            ranks,
+            lacks_world: skip && world.is_none(),
+        })
+    }
+
+    /// The type of a table of addresses.
+    pub(super) fn table(
+        &self,
+        operation: &Operation,
+        found: &TensorType,
+    ) -> Result<TensorType, OpError> {
+        let entries = found.shape.iter().product();
+        if self.lacks_world && entries > 1 {
+            return Err(self.world_missing(operation, entries));
+        }
+        Ok(TensorType::new(DType::U64, [self.ranks]))
+    }
+
     /// Demands the attribute that says that there are `ranks` ranks.
     pub(super) fn world_missing(&self, operation: &Operation, ranks: usize) -> OpError {
         OpError::Attribute {
@@ -27,21 +115,12 @@ impl Choices {
 
 impl EpOperation {
     /// The configuration that the attributes describe.
-    ///
-    /// Under `skip_a2a` the engine gives `n_experts` of one rank, and one GPU; the ranks that hold the same tokens
-    /// are `allreduce_world_size`.
     pub(super) fn choices(
         &self,
         operation: &Operation,
         attributes: &Attributes,
     ) -> Result<Choices, OpError> {
         attributes.check_target(operation)?;
-        let refused = |attribute, expected: String, found: String| OpError::Attribute {
-            operation: operation.name(),
-            attribute,
-            expected,
-            found,
-        };
         let (dtype, scale_dtype) = dtypes(self.format);
         for (name, expected) in [
             ("input_dtype", Some(DType::Bf16)),
@@ -51,7 +130,7 @@ impl EpOperation {
             let found = attributes.optional_dtype(name);
             if found != expected {
                 let text = |it: Option<DType>| it.map_or("not given", DType::name).to_owned();
-                return Err(refused(name, text(expected), text(found)));
+                return Err(refused(operation, name, text(expected), text(found)));
             }
         }
         if let Some(name) = attributes.text("MX_FORMAT")
@@ -59,54 +138,19 @@ impl EpOperation {
             && name != self.format.name()
         {
             let expected = format!("\"auto\" or {:?}", self.format.name());
-            return Err(refused("MX_FORMAT", expected, format!("{name:?}")));
+            return Err(refused(
+                operation,
+                "MX_FORMAT",
+                expected,
+                format!("{name:?}"),
+            ));
         }
-        let skip = attributes.flag("skip_a2a");
-        let (per_node, nodes) = (attributes.int("n_gpus_per_node"), attributes.int("n_nodes"));
-        if skip {
-            for (name, value) in [("n_gpus_per_node", per_node), ("n_nodes", nodes)] {
-                if value != 1 {
-                    let expected = "1 with skip_a2a".to_owned();
-                    return Err(refused(name, expected, value.to_string()));
-                }
-            }
-        }
-        let world = attributes.optional_int("allreduce_world_size");
-        let ranks = match skip {
-            true => world.unwrap_or(1),
-            false => per_node.saturating_mul(nodes),
-        };
-        let experts = attributes.int("n_experts");
-        let mut builder = EpConfig::builder(self.format)
-            .hidden_size(attributes.int("hidden_size"))
-            .top_k(attributes.int("top_k"))
-            .experts(if skip {
-                experts.saturating_mul(ranks)
-            } else {
-                experts
-            })
-            .max_tokens_per_rank(attributes.int("max_token_per_rank"))
-            .ranks(ranks)
-            .ranks_per_node(if skip { ranks } else { per_node })
-            .fused_shared_expert(attributes.flag("fused_shared_expert"))
-            .skip_a2a(skip);
+        let mut builder = EpConfig::builder(self.format);
         if attributes.flag("fuse_a_scale_preshuffle") {
             builder =
                 builder.scale_preshuffle(attributes.optional_int("max_padded_M").unwrap_or(0));
         }
-        if self.half != Half::Both && attributes.flag("fused_shared_expert") {
-            let expected = "false: only the fused operation has a shared expert".to_owned();
-            return Err(refused("fused_shared_expert", expected, "true".to_owned()));
-        }
-        let config = builder.build().map_err(|source| OpError::EpConfig {
-            operation: operation.name(),
-            source,
-        })?;
-        Ok(Choices {
-            config,
-            ranks,
-            lacks_world: skip && world.is_none(),
-        })
+        Choices::read(operation, attributes, builder, self.half)
     }
 
     /// Demands the types that inputs must have. `inputs` are all operands that are not outputs.
@@ -133,23 +177,13 @@ impl EpOperation {
                 "input_scales" => (DType::F32, vec![1]),
                 // Tables of addresses.
                 _ => {
-                    let entries = found.shape.iter().product();
-                    if choices.lacks_world && entries > 1 {
-                        return Err(choices.world_missing(operation, entries));
-                    }
-                    (DType::U64, vec![choices.ranks])
+                    operation.check_type(operand, &choices.table(operation, found)?, found)?;
+                    continue;
                 }
             };
             operation.check_type(operand, &TensorType::new(dtype, shape), found)?;
-            if operand.name == "input_tokens" && found.shape[0] > config.max_tokens_per_rank() {
-                return Err(OpError::TooMany {
-                    operation: operation.name(),
-                    operand: operand.name,
-                    dimension: 0,
-                    symbol: operand.shape[0],
-                    limit: config.max_tokens_per_rank(),
-                    found: found.shape[0],
-                });
+            if operand.name == "input_tokens" {
+                check_tokens(operation, operand, config, found)?;
             }
         }
         Ok(())
@@ -190,6 +224,27 @@ impl EpOperation {
         outputs
             .map(|operand| self.output(config, operand))
             .collect()
+    }
+}
+
+/// Demands no more rows than a rank may have tokens.
+pub(super) fn check_tokens(
+    operation: &Operation,
+    operand: &Operand,
+    config: &EpConfig,
+    found: &TensorType,
+) -> Result<(), OpError> {
+    let limit = config.max_tokens_per_rank();
+    match found.shape[0] {
+        tokens if tokens > limit => Err(OpError::TooMany {
+            operation: operation.name(),
+            operand: operand.name,
+            dimension: 0,
+            symbol: operand.shape[0],
+            limit,
+            found: tokens,
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `ep.dispatch` and its siblings: an [`EpGroup`](crate::ep::EpGroup) by name.
+//! `ep.dispatch`, `ep.combine` and their siblings: an [`EpGroup`](crate::ep::EpGroup) by name.
 //!
 //! | Suffix | Format | `dispatch_dtype` | `dispatch_scale_dtype` |
 //! |---|---|---|---|
@@ -16,7 +16,12 @@
 //! addresses must be those of the group ([`EpSession::pointer_tables`]): they are compared, so that an engine that
 //! mixes up two groups is told. `atomic_counters` carries what combine needs of a dispatch; the words of the
 //! protocol, which are private to it, are the group's.
+//!
+//! `ep.combine`, `ep.combine_async` and `ep.combine_wait` bring the rows home, whatever the tokens were dispatched as.
+//! The session knows which dispatch a rank has not combined; the tables of addresses are those of
+//! [`EpSession::combine_pointer_tables`].
 
+mod combine;
 mod execute;
 mod infer;
 mod schema;
@@ -26,7 +31,7 @@ pub use session::{EpSession, PointerTables};
 
 pub(super) use schema::OPERATIONS;
 
-/// Which half of a dispatch an operation is.
+/// Which half of a dispatch or combine an operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Both,
@@ -34,7 +39,17 @@ enum Half {
     Receive,
 }
 
-/// An operation of the family.
+impl Half {
+    /// How many times the operands are given: once for each rank of the group for a fused operation.
+    fn instances(self, context: &super::OpContext<'_>) -> usize {
+        match (&context.session, self) {
+            (Some((session, _)), Half::Both) => session.group.config().ranks(),
+            _ => 1,
+        }
+    }
+}
+
+/// A dispatch operation.
 struct EpOperation {
     half: Half,
     format: crate::ep::TokenFormat,

@@ -1,7 +1,7 @@
 //! Attributes and tensors, in the order of the operations' definition.
 
 use super::super::{Attribute, AttributeKind, Direction, Operand, Operation};
-use super::{EpOperation, Half};
+use super::{EpOperation, Half, combine};
 use crate::ep::TokenFormat;
 
 const ATTRIBUTES: &[Attribute] = &[
@@ -23,7 +23,7 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute::optional("MX_FORMAT", AttributeKind::Text),
 ];
 
-const fn operand(
+pub(super) const fn operand(
     name: &'static str,
     direction: Direction,
     shape: &'static [&'static str],
@@ -51,12 +51,12 @@ const ROW_OFFSETS: Operand = operand("row_offsets", Direction::Out, &["ng + 1"])
 const SCALES_OFFSETS: Operand = operand("scales_offsets", Direction::Out, &["ng"]);
 const EXPERT_IDS: Operand = operand("expert_ids", Direction::Out, &["ng"]);
 const SRC_INFO: Operand = operand("src_info", Direction::Out, &["maxrecv", "2"]);
-const COUNTERS: Operand = operand("atomic_counters", Direction::InOut, &["2 * nl * R"]);
+pub(super) const COUNTERS: Operand = operand("atomic_counters", Direction::InOut, &["2 * nl * R"]);
 const INPUT: Operand = operand("input_tokens", Direction::In, &["T", "H"]);
-const IDS: Operand = operand("topk_ids", Direction::In, &["T", "K"]);
-const SEND: Operand = operand("send_ptrs", Direction::HostIn, &["ranks"]);
-const RECV: Operand = operand("recv_ptrs", Direction::HostIn, &["ranks"]);
-const COUNTS: Operand = operand("recv_count_ptrs", Direction::HostIn, &["ranks"]);
+pub(super) const IDS: Operand = operand("topk_ids", Direction::In, &["T", "K"]);
+pub(super) const SEND: Operand = operand("send_ptrs", Direction::HostIn, &["ranks"]);
+pub(super) const RECV: Operand = operand("recv_ptrs", Direction::HostIn, &["ranks"]);
+pub(super) const COUNTS: Operand = operand("recv_count_ptrs", Direction::HostIn, &["ranks"]);
 const INPUT_SCALES: Operand = operand("input_scales", Direction::In, &["1"]);
 
 /// The three operations of a format: scales are what it adds to the outputs, factors to the inputs.
@@ -122,4 +122,7 @@ pub(in crate::ops) static OPERATIONS: &[&Operation] = &[
     &mxfp8::BOTH,
     &mxfp8::SEND_HALF,
     &mxfp8::RECEIVE_HALF,
+    &combine::BOTH,
+    &combine::SEND_HALF,
+    &combine::RECEIVE_HALF,
 ];

@@ -1,11 +1,15 @@
 //! What operations need beyond their tensors.
 
-use crate::ep::EpGroup;
+use crate::ep::{DispatchRecord, EpGroup, EpRank, ReturnRecord};
 
 /// A group of ranks for operations by name.
 #[derive(Debug)]
 pub struct EpSession {
     pub(super) group: EpGroup,
+    /// Of each rank, the last dispatch, if it was not combined.
+    pub(super) dispatched: Vec<Option<DispatchRecord>>,
+    /// Of each rank, what it sent home and has not waited for.
+    pub(super) returned: Vec<Option<ReturnRecord>>,
 }
 
 /// Addresses of the buffers of all ranks of a group, as operations take them.
@@ -22,7 +26,12 @@ pub struct PointerTables {
 impl EpSession {
     /// A session of a group.
     pub fn new(group: EpGroup) -> Self {
-        Self { group }
+        let ranks = group.config().ranks();
+        Self {
+            group,
+            dispatched: vec![None; ranks],
+            returned: vec![None; ranks],
+        }
     }
 
     /// The group, to [check](EpGroup::check) it for example.
@@ -30,19 +39,29 @@ impl EpSession {
         &self.group
     }
 
-    /// The tables of addresses that the group's operations must be given.
+    /// The tables of addresses that dispatch operations of the group must be given.
     pub fn pointer_tables(&self) -> PointerTables {
-        let addresses = self
-            .group
-            .ranks()
-            .iter()
-            .map(|rank| rank.buffer_addresses());
+        let ranks = self.group.ranks().iter();
+        ranks.map(EpRank::buffer_addresses).collect()
+    }
+
+    /// The tables of addresses that combine operations of the group must be given; empty if the group does not
+    /// combine.
+    pub fn combine_pointer_tables(&self) -> PointerTables {
+        let ranks = self.group.ranks().iter();
+        ranks.filter_map(EpRank::combine_addresses).collect()
+    }
+}
+
+impl FromIterator<[u64; 3]> for PointerTables {
+    /// Addresses of the send buffer, the receive buffer and the receive counts of every rank.
+    fn from_iter<I: IntoIterator<Item = [u64; 3]>>(ranks: I) -> Self {
         let mut tables = PointerTables {
             send: Vec::new(),
             recv: Vec::new(),
             recv_count: Vec::new(),
         };
-        for [send, recv, recv_count] in addresses {
+        for [send, recv, recv_count] in ranks {
             tables.send.push(send);
             tables.recv.push(recv);
             tables.recv_count.push(recv_count);

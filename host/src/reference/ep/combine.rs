@@ -1,23 +1,24 @@
 //! The way back: expert outputs to their tokens.
 
-use half::bf16;
+use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::{ExpectedRows, RankTokens, Setup, counted};
-use crate::reference::formats::bf16_widen;
+use crate::ep::RowElement;
 use crate::reference::{ReferenceError, check_length};
 
-/// What a rank's experts made of the rows that it received.
+/// What a rank's experts made of the rows that it received, in elements of `T`.
 #[derive(Clone, Copy, Debug)]
-pub struct CombineInput<'a> {
+pub struct CombineInput<'a, T> {
     /// The rows after dispatch.
     pub rows: &'a ExpectedRows,
     /// `[rows, 2]` or longer: (token, k) of every routed row, as dispatch left it.
     pub src_info: &'a [[i32; 2]],
-    /// `[rows, H]` or longer: bfloat16 bit patterns, in the order of the received rows.
-    pub outputs: &'a [u16],
+    /// `[rows, H]` or longer, in the order of the received rows.
+    pub outputs: &'a [T],
 }
 
-impl CombineInput<'_> {
+impl<T> CombineInput<'_, T> {
     /// The row of local expert `expert` that came from `(token, k)` of rank `source`.
     fn row(
         &self,
@@ -26,7 +27,7 @@ impl CombineInput<'_> {
         expert: usize,
         token: usize,
         k: usize,
-    ) -> Option<&[u16]> {
+    ) -> Option<&[T]> {
         let cell = match setup.skip_a2a {
             true => &self.rows.cells[expert],
             false => &self.rows.cells[expert * setup.ranks + source],
@@ -58,7 +59,10 @@ pub struct Weights<'a> {
     pub fused: bool,
 }
 
-/// The combined tokens of rank `me`, `[T, H]` bfloat16 bit patterns.
+/// The combined tokens of rank `me`, `[T, H]`, rounded to `element` and widened again.
+///
+/// `ranks` holds expert outputs widened to FP32: as they come home, which is what [`returned_row`](super::returned_row)
+/// makes of rows that travel quantized.
 ///
 /// For each element an FP32 sum from 0 takes in `w[t, k] * y` for k = 0 to K - 1, and is rounded once,
 /// to nearest even. Positions without an expert add nothing, so that a token without any is 0. With a
@@ -75,9 +79,10 @@ pub fn combine(
     setup: &Setup,
     me: usize,
     own: &RankTokens<'_>,
-    ranks: &[CombineInput<'_>],
+    ranks: &[CombineInput<'_, f32>],
     weights: Weights<'_>,
-) -> Result<Vec<u16>, ReferenceError> {
+    element: RowElement,
+) -> Result<Vec<f32>, ReferenceError> {
     let tokens = check(setup, own, ranks)?;
     check_length(
         "router weights",
@@ -85,33 +90,39 @@ pub fn combine(
         weights.weights.len(),
     )?;
     let hidden = setup.hidden_size;
-    let mut output = vec![0; tokens * hidden];
-    for (token, target) in output.chunks_mut(hidden).enumerate() {
-        let mut sums = vec![0.0_f32; hidden];
+    let shared = ranks[me].rows.shared_tokens.clone();
+    let mut output = vec![0.0; tokens * hidden];
+    let targets = output.par_chunks_mut(hidden).enumerate();
+    targets.for_each(|(token, sums)| {
         for (k, row) in rows_of_token(setup, me, own, ranks, token) {
             let weight = weights.weights[token * setup.top_k + k];
-            for (sum, &bits) in sums.iter_mut().zip(row) {
-                let value = bf16_widen(bits);
+            for (sum, &value) in sums.iter_mut().zip(row) {
                 *sum = match weights.fused {
                     true => weight.mul_add(value, *sum),
                     false => *sum + weight * value,
                 };
             }
         }
-        let shared = ranks[me].rows.shared_tokens.clone();
-        let shared_row = shared.contains(&token).then(|| {
-            let row = token - shared.start;
-            &ranks[me].outputs[row * hidden..][..hidden]
-        });
-        for (column, (target, sum)) in target.iter_mut().zip(sums).enumerate() {
-            let routed = bf16::from_f32(sum);
-            *target = match shared_row {
-                Some(row) => bf16::from_f32(routed.to_f32() + bf16_widen(row[column])).to_bits(),
-                None => routed.to_bits(),
-            };
+        for sum in sums.iter_mut() {
+            *sum = round(element, *sum);
         }
-    }
+        if shared.contains(&token) {
+            let row = &ranks[me].outputs[(token - shared.start) * hidden..][..hidden];
+            for (sum, value) in sums.iter_mut().zip(row) {
+                *sum = round(element, *sum + value);
+            }
+        }
+    });
     Ok(output)
+}
+
+/// Rounds to nearest even, and widens again.
+fn round(element: RowElement, value: f32) -> f32 {
+    match element {
+        RowElement::Bf16 => bf16::from_f32(value).to_f32(),
+        RowElement::F16 => f16::from_f32(value).to_f32(),
+        RowElement::F32 => value,
+    }
 }
 
 /// The expert outputs of rank `me`'s tokens, unweighted: `[T, K, H]` over `before`, whose content stays
@@ -122,13 +133,13 @@ pub fn combine(
 ///
 /// # Panics
 /// As [`combine`].
-pub fn combine_unweighted(
+pub fn combine_unweighted<T: Copy>(
     setup: &Setup,
     me: usize,
     own: &RankTokens<'_>,
-    ranks: &[CombineInput<'_>],
-    before: &[u16],
-) -> Result<Vec<u16>, ReferenceError> {
+    ranks: &[CombineInput<'_, T>],
+    before: &[T],
+) -> Result<Vec<T>, ReferenceError> {
     let tokens = check(setup, own, ranks)?;
     let hidden = setup.hidden_size;
     check_length("before", tokens * setup.top_k * hidden, before.len())?;
@@ -141,10 +152,10 @@ pub fn combine_unweighted(
     Ok(output)
 }
 
-fn check(
+fn check<T>(
     setup: &Setup,
     own: &RankTokens<'_>,
-    ranks: &[CombineInput<'_>],
+    ranks: &[CombineInput<'_, T>],
 ) -> Result<usize, ReferenceError> {
     check_length("ranks", setup.ranks, ranks.len())?;
     for rank in ranks {
@@ -154,13 +165,13 @@ fn check(
 }
 
 /// The expert outputs of a token with their positions, in the order of k.
-fn rows_of_token<'a>(
+fn rows_of_token<'a, T>(
     setup: &'a Setup,
     me: usize,
     own: &'a RankTokens<'_>,
-    ranks: &'a [CombineInput<'_>],
+    ranks: &'a [CombineInput<'_, T>],
     token: usize,
-) -> impl Iterator<Item = (usize, &'a [u16])> + 'a {
+) -> impl Iterator<Item = (usize, &'a [T])> + 'a {
     let ids = &own.topk_ids[token * setup.top_k..][..setup.top_k];
     counted(ids).filter_map(move |(k, id)| {
         let experts = setup.local_experts();

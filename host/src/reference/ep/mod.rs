@@ -13,7 +13,8 @@
 //! | rows of a rank | [`ExpectedRows`] | one list of (token, k) for each (local expert, source rank), offsets, counter words |
 //! | where scales lie | [`ScaleLayout`] | row-major, preshuffled slots, transposed, or 128x4 tiles |
 //! | comparison | [`ExpectedRows::check`] | as sets where the order is free, byte for byte where it is not |
-//! | the way back | [`combine`] | the weighted sum in the order of k |
+//! | the way back | [`returned_row`] | a row that travels quantized |
+//! | the sum | [`combine`] | weighted, in the order of k |
 //!
 //! Rules that the definition leaves open, and that this project fixes:
 //!
@@ -41,12 +42,14 @@
 
 mod check;
 mod combine;
+mod returned;
 mod rows;
 mod scales;
 mod token;
 
 pub use check::{Order, ReceivedBytes, RowMismatch};
 pub use combine::{CombineInput, Weights, combine, combine_unweighted};
+pub use returned::returned_row;
 pub use rows::{Cell, ExpectedRows, HANDLE_BIAS};
 pub use scales::ScaleLayout;
 pub use token::{MessageParts, QuantizedTokens, payload_bytes, quantize_token, scale_columns};

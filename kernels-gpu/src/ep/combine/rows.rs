@@ -10,13 +10,13 @@
 use super::super::arguments::{PAIR_BIAS, Shape};
 use super::super::faults::Fault;
 use super::super::format::StagedMessage;
-use super::super::search::first_above;
 use super::super::workers::Workers;
 use super::arguments::Combining;
 use super::format::{CombineFormat, QuantizedAs};
 use super::shared_memory::RowMemory;
 use crate::WARP;
 use crate::formats::{self, CHUNK, InputFormat};
+use crate::search::Candidates;
 use core::simd::{u32x2, u32x4};
 use cuda_std::thread;
 use cuda_std::view::{IndirectView, IndirectViewMut};
@@ -45,10 +45,12 @@ impl Walk {
     /// Begins at `row`. Called by whole warps.
     #[inline(always)]
     fn begin(pairs: IndirectViewMut<u32x2>, row: u32) -> Self {
-        let pair = first_above(pairs.len(), |pair| pairs.load(pair)[0], row + PAIR_BIAS);
+        let ends_before = |pair: u32| pairs.load(pair as usize)[0] <= row + PAIR_BIAS;
+        let pair = Candidates::below(pairs.len() as u32)
+            .last(|pair| pair.checked_sub(1).is_none_or(ends_before));
         let mut walk = Self {
             pairs,
-            pair,
+            pair: pair as usize,
             first: 0,
             end: 0,
         };
@@ -108,15 +110,15 @@ impl RowSender<'_> {
         thread::sync_threads();
     }
 
-    /// The rows of routed experts: those of the shared expert are at home.
+    /// The rows of routed experts, from the first pair's to the last pair's: those of the shared expert are at home.
     #[inline(always)]
     unsafe fn routed_rows(self) -> (u32, u32) {
-        let groups = self.shape.groups() as usize;
         // SAFETY: by the contract of `send_rows`.
-        let offsets =
-            unsafe { IndirectView::<u32>::new(self.combining.rank.output.row_offsets, groups + 1) };
-        let end = offsets.load(groups).min(self.combining.max_rows);
-        let first = offsets.load(self.shape.first_routed_group() as usize);
+        let pairs = unsafe { self.combining.pairs(self.shape) };
+        let [first_end, rows] = pairs.load(0).to_array();
+        let [end, _] = pairs.load(pairs.len() - 1).to_array();
+        let end = end.saturating_sub(PAIR_BIAS).min(self.combining.max_rows);
+        let first = first_end.saturating_sub(PAIR_BIAS).saturating_sub(rows);
         (first.min(end), end)
     }
 

@@ -11,14 +11,12 @@
 mod async_copy;
 mod atomics;
 mod global;
-mod streaming;
 
 use core::arch::asm;
 
 pub use async_copy::*;
 pub use atomics::*;
 pub use global::*;
-pub use streaming::*;
 
 /// Wrappers of instructions that compute a value from values.
 macro_rules! pure {

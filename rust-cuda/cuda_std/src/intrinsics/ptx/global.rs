@@ -1,4 +1,4 @@
-//! Loads and stores that name global memory.
+//! Loads and stores that name global memory, without and with cache hints.
 //!
 //! Of a pointer that comes out of memory, LLVM does not know the state space, and no attribute, assumption or
 //! intrinsic of Rust's can tell it.
@@ -7,172 +7,133 @@ use core::arch::asm;
 
 use crate::simd::{u32x2, u32x4};
 
-macro_rules! global_accesses {
-    ($($ty:ty, $class:ident, $bits:literal, $load:ident, $store:ident;)*) => {$(
-        #[doc = concat!("`ld.global.", $bits, "`; any target.")]
-        ///
-        /// # Safety
-        ///
-        /// `ptr` is valid for reading, aligned to its size, in global memory.
-        #[inline(always)]
-        pub unsafe fn $load(ptr: *const $ty) -> $ty {
-            let x: $ty;
-            // SAFETY: forwarded to the caller.
-            unsafe {
-                asm!(
-                    concat!("{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.", $bits, " {x}, [a]; }}"),
-                    ptr = in(reg64) ptr,
-                    x = lateout($class) x,
-                    options(readonly, nostack, preserves_flags)
-                );
-            }
-            x
-        }
+/// A value as the registers that it is loaded into and stored from.
+trait Registers {
+    type Words;
+    fn from_words(words: Self::Words) -> Self;
+    fn to_words(self) -> Self::Words;
+}
 
-        #[doc = concat!("`st.global.", $bits, "`; any target.")]
-        ///
-        /// # Safety
-        ///
-        /// `ptr` is valid for writing, aligned to its size, in global memory.
-        #[inline(always)]
-        pub unsafe fn $store(ptr: *mut $ty, value: $ty) {
-            // SAFETY: forwarded to the caller.
-            unsafe {
-                asm!(
-                    concat!("{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.", $bits, " [a], {x}; }}"),
-                    ptr = in(reg64) ptr,
-                    x = in($class) value,
-                    options(nostack, preserves_flags)
-                );
+macro_rules! registers {
+    ($($ty:ty: $words:ty = |$from:ident| $value:expr, |$this:ident| $to:expr;)*) => {$(
+        impl Registers for $ty {
+            type Words = $words;
+
+            #[inline(always)]
+            fn from_words($from: $words) -> Self {
+                $value
+            }
+
+            #[inline(always)]
+            fn to_words(self) -> $words {
+                let $this = self;
+                $to
             }
         }
     )*};
 }
 
-global_accesses! {
-    u16, reg16, "b16", ld_global_b16, st_global_b16;
-    u32, reg32, "b32", ld_global_b32, st_global_b32;
-    u64, reg64, "b64", ld_global_b64, st_global_b64;
+registers! {
+    u8: [u16; 1] = |words| words[0] as u8, |value| [value.into()];
+    u16: [u16; 1] = |words| words[0], |value| [value];
+    u32: [u32; 1] = |words| words[0], |value| [value];
+    u64: [u64; 1] = |words| words[0], |value| [value];
+    u32x2: [u32; 2] = |words| Self::from_array(words), |value| value.to_array();
+    u32x4: [u32; 4] = |words| Self::from_array(words), |value| value.to_array();
 }
 
-/// `ld.global.b8`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for reading, in global memory.
-#[inline(always)]
-pub unsafe fn ld_global_b8(ptr: *const u8) -> u8 {
-    let x: u16;
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.b8 {x}, [a]; }}",
-            ptr = in(reg64) ptr,
-            x = lateout(reg16) x,
-            options(readonly, nostack, preserves_flags)
-        );
-    }
-    x as u8
+/// `load` or `store`: for each line, the function `name` by a mnemonic, whose last part says how many bits, and the
+/// targets that have it; after `where`, what a caller owes besides an aligned pointer to global memory.
+macro_rules! accesses {
+    ($kind:ident $options:tt where $owed:literal:
+        $($name:ident($ty:ident) = $mnemonic:literal, $targets:literal;)*) => {
+        $(accesses! { @$ty $kind $options $owed $name $mnemonic $targets })*
+    };
+
+    // The registers of a type: how many of which class, and how an instruction spells them.
+    (@u8 $($line:tt)*) => { accesses! { @$($line)* u8, reg16, [x: u16], "{x}" } };
+    (@u16 $($line:tt)*) => { accesses! { @$($line)* u16, reg16, [x: u16], "{x}" } };
+    (@u32 $($line:tt)*) => { accesses! { @$($line)* u32, reg32, [x: u32], "{x}" } };
+    (@u64 $($line:tt)*) => { accesses! { @$($line)* u64, reg64, [x: u64], "{x}" } };
+    (@u32x2 $($line:tt)*) => {
+        accesses! { @$($line)* u32x2, reg32, [x: u32, y: u32], "{{{x}, {y}}}" }
+    };
+    (@u32x4 $($line:tt)*) => {
+        accesses! { @$($line)* u32x4, reg32, [x: u32, y: u32, z: u32, w: u32], "{{{x}, {y}, {z}, {w}}}" }
+    };
+
+    (@load $options:tt $owed:literal $name:ident $mnemonic:literal $targets:literal
+        $ty:ty, $class:ident, [$($x:ident: $word:ty),*], $registers:literal) => {
+        #[doc = concat!("`", $mnemonic, "`; ", $targets, ".")]
+        ///
+        /// # Safety
+        ///
+        #[doc = concat!("`ptr` is valid for reading, aligned to its size, in global memory", $owed, ".")]
+        #[inline(always)]
+        pub unsafe fn $name(ptr: *const $ty) -> $ty {
+            $(let $x: $word;)*
+            // SAFETY: forwarded to the caller.
+            unsafe {
+                asm!(
+                    concat!("{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ", $mnemonic, " ", $registers, ", [a]; }}"),
+                    ptr = in(reg64) ptr,
+                    $($x = lateout($class) $x,)*
+                    options $options
+                );
+            }
+            <$ty>::from_words([$($x),*])
+        }
+    };
+
+    (@store $options:tt $owed:literal $name:ident $mnemonic:literal $targets:literal
+        $ty:ty, $class:ident, [$($x:ident: $word:ty),*], $registers:literal) => {
+        #[doc = concat!("`", $mnemonic, "`; ", $targets, ".")]
+        ///
+        /// # Safety
+        ///
+        #[doc = concat!("`ptr` is valid for writing, aligned to its size, in global memory", $owed, ".")]
+        #[inline(always)]
+        pub unsafe fn $name(ptr: *mut $ty, value: $ty) {
+            let [$($x),*] = value.to_words();
+            // SAFETY: forwarded to the caller.
+            unsafe {
+                asm!(
+                    concat!("{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ", $mnemonic, " [a], ", $registers, "; }}"),
+                    ptr = in(reg64) ptr,
+                    $($x = in($class) $x,)*
+                    options $options
+                );
+            }
+        }
+    };
 }
 
-/// `st.global.b8`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for writing, in global memory.
-#[inline(always)]
-pub unsafe fn st_global_b8(ptr: *mut u8, value: u8) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.b8 [a], {x}; }}",
-            ptr = in(reg64) ptr,
-            x = in(reg16) value as u16,
-            options(nostack, preserves_flags)
-        );
-    }
+accesses! {
+    load (readonly, nostack, preserves_flags) where "":
+    ld_global_b8(u8) = "ld.global.b8", "any target";
+    ld_global_b16(u16) = "ld.global.b16", "any target";
+    ld_global_b32(u32) = "ld.global.b32", "any target";
+    ld_global_b64(u64) = "ld.global.b64", "any target";
+    ld_global_v2_b32(u32x2) = "ld.global.v2.b32", "any target";
+    ld_global_v4_b32(u32x4) = "ld.global.v4.b32", "any target";
 }
 
-/// `ld.global.v2.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for reading, 8-byte aligned, in global memory.
-#[inline(always)]
-pub unsafe fn ld_global_v2_b32(ptr: *const u32x2) -> u32x2 {
-    let (x, y): (u32, u32);
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.v2.b32 {{{x}, {y}}}, [a]; }}",
-            ptr = in(reg64) ptr,
-            x = lateout(reg32) x,
-            y = lateout(reg32) y,
-            options(readonly, nostack, preserves_flags)
-        );
-    }
-    u32x2::from_array([x, y])
+accesses! {
+    load (pure, readonly, nostack, preserves_flags) where " nobody writes during the launch":
+    ld_global_nc_b32(u32) = "ld.global.nc.L1::no_allocate.b32", "cc 7.0, PTX 7.4";
+    ld_global_nc_v2_b32(u32x2) = "ld.global.nc.L1::no_allocate.v2.b32", "cc 7.0, PTX 7.4";
+    ld_global_nc_v4_b32(u32x4) = "ld.global.nc.L1::no_allocate.v4.b32", "cc 7.0, PTX 7.4";
 }
 
-/// `st.global.v2.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for writing, 8-byte aligned, in global memory.
-#[inline(always)]
-pub unsafe fn st_global_v2_b32(ptr: *mut u32x2, value: u32x2) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.v2.b32 [a], {{{x}, {y}}}; }}",
-            ptr = in(reg64) ptr,
-            x = in(reg32) value[0],
-            y = in(reg32) value[1],
-            options(nostack, preserves_flags)
-        );
-    }
-}
-
-/// `ld.global.v4.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for reading, 16-byte aligned, in global memory.
-#[inline(always)]
-pub unsafe fn ld_global_v4_b32(ptr: *const u32x4) -> u32x4 {
-    let (x, y, z, w): (u32, u32, u32, u32);
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; ld.global.v4.b32 {{{x}, {y}, {z}, {w}}}, [a]; }}",
-            ptr = in(reg64) ptr,
-            x = lateout(reg32) x,
-            y = lateout(reg32) y,
-            z = lateout(reg32) z,
-            w = lateout(reg32) w,
-            options(readonly, nostack, preserves_flags)
-        );
-    }
-    u32x4::from_array([x, y, z, w])
-}
-
-/// `st.global.v4.b32`; any target.
-///
-/// # Safety
-///
-/// `ptr` is valid for writing, 16-byte aligned, in global memory.
-#[inline(always)]
-pub unsafe fn st_global_v4_b32(ptr: *mut u32x4, value: u32x4) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        asm!(
-            "{{ .reg .b64 a; cvta.to.global.u64 a, {ptr}; st.global.v4.b32 [a], {{{x}, {y}, {z}, {w}}}; }}",
-            ptr = in(reg64) ptr,
-            x = in(reg32) value[0],
-            y = in(reg32) value[1],
-            z = in(reg32) value[2],
-            w = in(reg32) value[3],
-            options(nostack, preserves_flags)
-        );
-    }
+accesses! {
+    store (nostack, preserves_flags) where "":
+    st_global_b8(u8) = "st.global.b8", "any target";
+    st_global_b16(u16) = "st.global.b16", "any target";
+    st_global_b32(u32) = "st.global.b32", "any target";
+    st_global_b64(u64) = "st.global.b64", "any target";
+    st_global_v2_b32(u32x2) = "st.global.v2.b32", "any target";
+    st_global_v4_b32(u32x4) = "st.global.v4.b32", "any target";
+    st_global_cs_b32(u32) = "st.global.cs.b32", "any target";
+    st_global_cs_v2_b32(u32x2) = "st.global.cs.v2.b32", "any target";
+    st_global_cs_v4_b32(u32x4) = "st.global.cs.v4.b32", "any target";
 }

@@ -1,0 +1,380 @@
+//! `ep.combine` and its halves.
+//!
+//! They combine what the last dispatch operation of the rank left: `src_info` and `atomic_counters` are its tensors,
+//! `topk_ids` is what it was given. The tensors may have been used for something else in between, to the harm of
+//! nothing but the result.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::super::{
+    Attribute, AttributeKind, Attributes, Behaviour, DType, Direction, OpContext, OpError, Operand,
+    Operation, TensorType, TensorView,
+};
+use super::execute::{Named, check_group, check_tables};
+use super::infer::{Choices, check_tokens, refused};
+use super::schema::{COUNTERS, COUNTS, IDS, RECV, SEND, operand};
+use super::{EpSession, Half};
+use crate::buffer::DeviceBuffer;
+use crate::ep::{
+    Batch, CombineFormat, CombineOutput, CombineTarget, DispatchRecord, EpConfig, ExpertOutputs,
+    Received, ReceivedParts, Refused, RouterWeights, TokenFormat,
+};
+use crate::error::DeviceError;
+
+const ATTRIBUTES: &[Attribute] = &[
+    Attribute::required("input_dtype", AttributeKind::DType),
+    Attribute::required("dispatch_dtype", AttributeKind::DType),
+    Attribute::optional("dispatch_scale_dtype", AttributeKind::DType),
+    Attribute::required("hidden_size", AttributeKind::Int),
+    Attribute::required("top_k", AttributeKind::Int),
+    Attribute::required("n_experts", AttributeKind::Int),
+    Attribute::required("max_token_per_rank", AttributeKind::Int),
+    Attribute::required("n_gpus_per_node", AttributeKind::Int),
+    Attribute::required("n_nodes", AttributeKind::Int),
+    Attribute::optional("fused_shared_expert", AttributeKind::Bool),
+    Attribute::optional("skip_a2a", AttributeKind::Bool),
+    Attribute::optional("allreduce_world_size", AttributeKind::Int),
+    Attribute::required("target", AttributeKind::Text),
+];
+
+const COMBINED: Operand = operand("output_tokens", Direction::Out, &["T", "H"]);
+const ROWS: Operand = operand("input_tokens", Direction::In, &["maxrecv", "H"]);
+const SRC_INFO: Operand = operand("src_info", Direction::In, &["maxrecv", "2"]);
+const WEIGHTS: Operand = operand("router_weights", Direction::In, &["T", "K"]);
+
+pub(super) static BOTH: Operation = Operation {
+    name: "ep.combine",
+    attributes: ATTRIBUTES,
+    operands: &[
+        COMBINED, ROWS, SRC_INFO, COUNTERS, SEND, RECV, COUNTS, WEIGHTS, IDS,
+    ],
+    behaviour: &CombineOperation { half: Half::Both },
+};
+pub(super) static SEND_HALF: Operation = Operation {
+    name: "ep.combine_async",
+    attributes: ATTRIBUTES,
+    operands: &[ROWS, SRC_INFO, COUNTERS, SEND, RECV, COUNTS],
+    behaviour: &CombineOperation { half: Half::Send },
+};
+pub(super) static RECEIVE_HALF: Operation = Operation {
+    name: "ep.combine_wait",
+    attributes: ATTRIBUTES,
+    operands: &[
+        COMBINED, ROWS, SRC_INFO, COUNTERS, RECV, COUNTS, WEIGHTS, IDS,
+    ],
+    behaviour: &CombineOperation {
+        half: Half::Receive,
+    },
+};
+
+/// An operation of the family.
+struct CombineOperation {
+    half: Half,
+}
+
+/// Attributes, read.
+struct Combine {
+    choices: Choices,
+    format: CombineFormat,
+    dtype: DType,
+}
+
+/// The format that rows travel home in, by their own type and those of elements and scales on the way.
+fn format(operation: &Operation, attributes: &Attributes) -> Result<CombineFormat, OpError> {
+    let rows = attributes.dtype("input_dtype");
+    let wire = attributes.dtype("dispatch_dtype");
+    let scales = attributes.optional_dtype("dispatch_scale_dtype");
+    Ok(match (rows, wire, scales) {
+        (DType::Bf16, DType::Bf16, None) => CombineFormat::Bf16,
+        (DType::F16, DType::F16, None) => CombineFormat::F16,
+        (DType::F32, DType::F32, None) => CombineFormat::F32,
+        (DType::Bf16, DType::Float8E4m3, Some(DType::Float8E8m0)) => CombineFormat::Mxfp8,
+        (DType::Bf16, DType::U8, Some(DType::Float8E4m3)) => CombineFormat::Nvfp4,
+        _ => {
+            let scales = scales.map_or("no scales", DType::name);
+            return Err(refused(
+                operation,
+                "dispatch_dtype",
+                "`input_dtype` (bfloat16, float16 or float32) without scales; or, of bfloat16, float8_e4m3fn with \
+                 float8_e8m0fnu, or uint8 with float8_e4m3fn"
+                    .to_owned(),
+                format!("{wire} of {rows} with {scales}"),
+            ));
+        }
+    })
+}
+
+impl CombineOperation {
+    fn read(&self, operation: &Operation, attributes: &Attributes) -> Result<Combine, OpError> {
+        attributes.check_target(operation)?;
+        let format = format(operation, attributes)?;
+        // What tokens were dispatched as does not matter here.
+        let builder = EpConfig::builder(TokenFormat::Bf16).combine(format);
+        Ok(Combine {
+            choices: Choices::read(operation, attributes, builder, self.half)?,
+            dtype: attributes.dtype("input_dtype"),
+            format,
+        })
+    }
+}
+
+impl Behaviour for CombineOperation {
+    fn infer(
+        &self,
+        operation: &Operation,
+        attributes: &Attributes,
+        inputs: &[TensorType],
+    ) -> Result<Vec<TensorType>, OpError> {
+        let Combine { choices, dtype, .. } = self.read(operation, attributes)?;
+        let config = &choices.config;
+        let (mut rows, mut tokens) = (None, None);
+        for (operand, found) in operation.inputs().zip(inputs) {
+            let extent = found.shape[0];
+            let expected = match operand.name {
+                // How many there are depends on what tokens were dispatched as, which the group knows.
+                "input_tokens" => {
+                    TensorType::new(dtype, [*rows.get_or_insert(extent), config.hidden_size()])
+                }
+                "src_info" => TensorType::new(DType::I32, [*rows.get_or_insert(extent), 2]),
+                "atomic_counters" => TensorType::new(DType::I32, [2 * config.pairs()]),
+                "router_weights" => {
+                    let floats = [DType::F32, DType::Bf16, DType::F16];
+                    if !floats.contains(&found.dtype) {
+                        return Err(OpError::WrongDType {
+                            operation: operation.name(),
+                            operand: operand.name,
+                            expected: floats.map(DType::name).join(", "),
+                            found: found.dtype,
+                        });
+                    }
+                    check_tokens(operation, operand, config, found)?;
+                    let shape = [*tokens.get_or_insert(extent), config.top_k()];
+                    TensorType::new(found.dtype, shape)
+                }
+                "topk_ids" => {
+                    let shape = [*tokens.get_or_insert(extent), config.top_k()];
+                    TensorType::new(DType::I32, shape)
+                }
+                _ => choices.table(operation, found)?,
+            };
+            operation.check_type(operand, &expected, found)?;
+        }
+        let outputs = tokens.map(|tokens| TensorType::new(dtype, [tokens, config.hidden_size()]));
+        Ok(outputs.into_iter().collect())
+    }
+
+    /// All ranks of the group for the fused operation, one for the others.
+    fn instances(&self, context: &OpContext<'_>) -> usize {
+        self.half.instances(context)
+    }
+
+    fn execute(
+        &self,
+        operation: &Operation,
+        context: &mut OpContext<'_>,
+        attributes: &Attributes,
+        tensors: &mut [TensorView<'_>],
+    ) -> Result<(), OpError> {
+        let name = operation.name();
+        let combine = self.read(operation, attributes)?;
+        let stream = context.stream;
+        let Some((session, rank)) = &mut context.session else {
+            return Err(OpError::NoSession { operation: name });
+        };
+        let rank = *rank;
+        check_group(operation, attributes, &combine.choices, session)?;
+        check_format(operation, session, combine.format)?;
+        let calls = tensors.chunks(operation.operands().len());
+        let tables = session.combine_pointer_tables();
+        for tensors in calls.clone() {
+            check_tables(operation, &tables, tensors)?;
+        }
+        let failed = |source| OpError::Ep {
+            operation: name,
+            source,
+        };
+        let config = session.group.shared_config();
+        let missing = |rank| OpError::NothingDispatched {
+            operation: name,
+            rank,
+        };
+        let named = |tensors| Named { operation, tensors };
+        match self.half {
+            Half::Both => {
+                let records = session.dispatched.iter().enumerate();
+                let records = records.map(|(rank, record)| record.ok_or_else(|| missing(rank)));
+                let records = records.collect::<Result<Vec<_>, _>>()?;
+                let sets = calls.map(|tensors| {
+                    let set = Tensors::new(named(tensors), &config)?;
+                    Ok((set.received, (set.rows, set.reduction)))
+                });
+                let sets = sets.collect::<Result<Vec<_>, DeviceError>>();
+                let sets = sets.map_err(|source| failed(source.into()))?;
+                let (mut received, mut operands): (Vec<_>, Vec<_>) = sets.into_iter().unzip();
+                let dispatched =
+                    DispatchRecord::resume_all(&records, &session.group, &mut received)
+                        .ok_or(OpError::DifferentRounds { operation: name })?;
+                let (mut outputs, mut batches, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+                for (rows, reduction) in &mut operands {
+                    outputs.push(rows.outputs());
+                    let (batch, target) = reduction.operands();
+                    batches.push(batch);
+                    targets.push(target);
+                }
+                dispatched
+                    .combine(stream, &outputs, &batches, targets)
+                    .map_err(|Refused { error, .. }| failed(error))?;
+                session.dispatched.fill(None);
+            }
+            Half::Send => {
+                let record = session.dispatched[rank].ok_or_else(|| missing(rank))?;
+                let mut set = Sending::new(named(tensors), &config)
+                    .map_err(|source| failed(source.into()))?;
+                let dispatched = record.resume(&session.group, &mut set.received);
+                let sent = dispatched.combine_async(stream, set.rows.outputs());
+                let sent = sent.map_err(|Refused { error, .. }| failed(error))?;
+                session.returned[rank] = Some(sent.record());
+                session.dispatched[rank] = None;
+            }
+            Half::Receive => {
+                let record = session.returned[rank].ok_or(OpError::NothingSent {
+                    operation: name,
+                    rank,
+                })?;
+                let mut set = Tensors::new(named(tensors), &config)
+                    .map_err(|source| failed(source.into()))?;
+                let (batch, target) = set.reduction.operands();
+                let outputs = set.rows.outputs();
+                let sent = record.resume(&session.group, &mut set.received, outputs);
+                sent.wait(stream, &batch, target)
+                    .map_err(|Refused { error, .. }| failed(error))?;
+                session.returned[rank] = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Demands a group whose rows travel home as the attributes say; one that does not combine refuses by itself.
+fn check_format(
+    operation: &Operation,
+    session: &EpSession,
+    asked: CombineFormat,
+) -> Result<(), OpError> {
+    match session.group.config().combine() {
+        Some(has) if has != asked => Err(refused(
+            operation,
+            "dispatch_dtype",
+            format!("that of a group whose rows travel home as {has}"),
+            format!("that of {asked}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A buffer of one of the types of rows and weights.
+enum FloatBuffer {
+    Bf16(DeviceBuffer<bf16>),
+    F16(DeviceBuffer<f16>),
+    F32(DeviceBuffer<f32>),
+}
+
+impl FloatBuffer {
+    /// Over a tensor whose type was checked.
+    fn new(tensor: &TensorView<'_>) -> Result<Self, DeviceError> {
+        Ok(match tensor.tensor_type().dtype {
+            DType::Bf16 => Self::Bf16(tensor.buffer()?),
+            DType::F16 => Self::F16(tensor.buffer()?),
+            _ => Self::F32(tensor.buffer()?),
+        })
+    }
+
+    fn outputs(&self) -> ExpertOutputs<'_> {
+        match self {
+            Self::Bf16(buffer) => buffer.into(),
+            Self::F16(buffer) => buffer.into(),
+            Self::F32(buffer) => buffer.into(),
+        }
+    }
+
+    fn weights(&self) -> RouterWeights<'_> {
+        match self {
+            Self::Bf16(buffer) => buffer.into(),
+            Self::F16(buffer) => buffer.into(),
+            Self::F32(buffer) => buffer.into(),
+        }
+    }
+
+    fn target(&mut self) -> CombineOutput<'_> {
+        match self {
+            Self::Bf16(buffer) => buffer.into(),
+            Self::F16(buffer) => buffer.into(),
+            Self::F32(buffer) => buffer.into(),
+        }
+    }
+}
+
+/// Buffers over what a rank sends.
+struct Sending {
+    received: Received,
+    rows: FloatBuffer,
+}
+
+impl Sending {
+    fn new(named: Named<'_, '_>, config: &Arc<EpConfig>) -> Result<Self, DeviceError> {
+        let parts = ReceivedParts {
+            tokens: None,
+            scales: None,
+            row_offsets: None,
+            scales_offsets: None,
+            expert_ids: None,
+            src_info: named.get("src_info").buffer()?,
+            pairs: named.get("atomic_counters").buffer()?,
+        };
+        Ok(Self {
+            received: Received::from_parts(config, parts)?,
+            rows: FloatBuffer::new(named.get("input_tokens"))?,
+        })
+    }
+}
+
+/// Buffers over what a rank's tokens become.
+struct Reduction {
+    topk_ids: DeviceBuffer<i32>,
+    weights: FloatBuffer,
+    combined: FloatBuffer,
+}
+
+impl Reduction {
+    fn operands(&mut self) -> (Batch<'_>, CombineTarget<'_>) {
+        let weights = self.weights.weights();
+        (
+            Batch::of_ids(&self.topk_ids),
+            CombineTarget::weighted(weights, self.combined.target()),
+        )
+    }
+}
+
+/// Buffers over all tensors of a rank.
+struct Tensors {
+    received: Received,
+    rows: FloatBuffer,
+    reduction: Reduction,
+}
+
+impl Tensors {
+    fn new(named: Named<'_, '_>, config: &Arc<EpConfig>) -> Result<Self, DeviceError> {
+        let Sending { received, rows } = Sending::new(named, config)?;
+        Ok(Self {
+            received,
+            rows,
+            reduction: Reduction {
+                topk_ids: named.get("topk_ids").buffer()?,
+                weights: FloatBuffer::new(named.get("router_weights"))?,
+                combined: FloatBuffer::new(named.get("output_tokens"))?,
+            },
+        })
+    }
+}
