@@ -53,7 +53,7 @@ macro_rules! quantize_entries {
 for_each_quantize_entry!(quantize_entries);
 
 macro_rules! expert_parallel_entries {
-    ($entries:ident in $module:path, $bind:ident:
+    ($entries:ident in $module:path, [$($other:path),*]:
         $($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
         fn $entries() -> Vec<Entry> {
             use $module as module;
@@ -63,7 +63,10 @@ macro_rules! expert_parallel_entries {
                     <module::$receive::Args as KernelArgs>::KERNEL,
                     <module::$fused::Args as KernelArgs>::KERNEL,
                 )*
-                module::$bind::Args::KERNEL,
+                $({
+                    use $other as other;
+                    other::Args::KERNEL
+                },)*
             ];
             kernels.into_iter().map(|kernel| Entry { kernel, words: 0 }).collect()
         }
@@ -71,12 +74,18 @@ macro_rules! expert_parallel_entries {
 }
 
 macro_rules! dispatch_entries {
-    ($($entry:tt)*) => { expert_parallel_entries! { dispatches in ep, ep_bind_rank: $($entry)* } };
+    ($($entry:tt)*) => {
+        expert_parallel_entries! {
+            dispatches in ep,
+            [ep::ep_bind_rank, ep::receipt::ep_await_receipts, ep::receipt::ep_give_receipts]:
+            $($entry)*
+        }
+    };
 }
 
 macro_rules! combine_entries {
     ($($entry:tt)*) => {
-        expert_parallel_entries! { combines in ep::combine, ep_bind_combine: $($entry)* }
+        expert_parallel_entries! { combines in ep::combine, [ep::combine::ep_bind_combine]: $($entry)* }
     };
 }
 
