@@ -501,7 +501,7 @@ fn refusals_give_the_handle_back() {
         .unwrap();
     let rows = config.output_rows() * 64;
     let mut group = EpGroup::new(&device, config).unwrap();
-    let tokens = device.upload(&vec![bf16::ONE; 64]).unwrap();
+    let tokens = device.upload(&[bf16::ONE; 64]).unwrap();
     let ids = device.upload(&[0, -1, 5]).unwrap();
     let same_ids = device.upload(&[0, -1, 5]).unwrap();
     let weights = device.upload(&[0.25_f32, 0.5, 0.125]).unwrap();
@@ -517,13 +517,13 @@ fn refusals_give_the_handle_back() {
     let dispatched = rank.dispatch_wait(&stream, pending, &mut received).unwrap();
     let refused = dispatched.combine_async(&stream, &halves).unwrap_err();
     assert!(
-        matches!(refused.error, EpError::CombineElement { .. }),
+        matches!(*refused.error, EpError::CombineElement { .. }),
         "{}",
         refused.error
     );
     let refused = refused.handle.combine_async(&stream, &few).unwrap_err();
     assert!(
-        matches!(refused.error, EpError::InputLength { .. }),
+        matches!(*refused.error, EpError::InputLength { .. }),
         "{}",
         refused.error
     );
@@ -533,14 +533,14 @@ fn refusals_give_the_handle_back() {
         .wait(&stream, &Batch::new(&tokens, &same_ids), target)
         .unwrap_err();
     assert!(
-        matches!(refused.error, EpError::OtherBatch { rank: 0 }),
+        matches!(*refused.error, EpError::OtherBatch { rank: 0 }),
         "{}",
         refused.error
     );
     let target = CombineTarget::unweighted(&mut combined);
     let refused = refused.handle.wait(&stream, &batch, target).unwrap_err();
     assert!(
-        matches!(refused.error, EpError::InputLength { .. }),
+        matches!(*refused.error, EpError::InputLength { .. }),
         "{}",
         refused.error
     );

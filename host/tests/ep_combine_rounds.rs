@@ -182,7 +182,7 @@ fn ranks_combine_the_same_rounds_and_in_order() {
         .unwrap_err();
     assert!(
         matches!(
-            again.error,
+            *again.error,
             EpError::CombineOrder {
                 rank: 0,
                 combines: 1,
@@ -198,7 +198,7 @@ fn ranks_combine_the_same_rounds_and_in_order() {
         .unwrap_err();
     assert!(
         matches!(
-            wrong.error,
+            *wrong.error,
             EpError::CombineRound {
                 rank: 1,
                 round: 1,

@@ -1,6 +1,8 @@
 //! Operations by name: what they compute is what the typed API computes, whose results the reference
 //! decides.
 
+mod combine;
+
 use anyhow::{Result, ensure};
 use half::bf16;
 use tokenyard::ep::{EpGroup, TokenFormat};
@@ -19,6 +21,7 @@ use tokenyard_tests::{Context, Problem, Rows, Suite};
 
 pub fn register(suite: &mut Suite) {
     suite.both("ops::grouped_quantize", grouped_quantize);
+    combine::register(suite);
     for format in TokenFormat::ALL {
         suite.both(&format!("ops::dispatch::{format}"), move |context| {
             dispatch(context, format)

@@ -71,10 +71,7 @@ impl<'r> Dispatched<'r> {
                 index,
                 round: self.round,
             }),
-            Err(error) => Err(Refused {
-                error,
-                handle: self,
-            }),
+            Err(error) => Err(Refused::new(error, self)),
         }
     }
 
@@ -121,10 +118,7 @@ impl PendingCombine<'_> {
         target: CombineTarget<'_>,
     ) -> Result<(), Refused<Self>> {
         let result = self.add_up(stream, batch, target);
-        result.map_err(|error| Refused {
-            error,
-            handle: self,
-        })
+        result.map_err(|error| Refused::new(error, self))
     }
 
     fn add_up(
@@ -177,10 +171,7 @@ impl GroupDispatched<'_> {
         targets: Vec<CombineTarget<'_>>,
     ) -> Result<(), Refused<Self>> {
         let result = self.combine_all(stream, outputs, batches, targets);
-        result.map_err(|error| Refused {
-            error,
-            handle: self,
-        })
+        result.map_err(|error| Refused::new(error, self))
     }
 
     fn combine_all(

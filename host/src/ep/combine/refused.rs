@@ -8,15 +8,24 @@ use std::fmt;
 ///
 /// Where nobody wants the handle back, `?` turns it into an [`EpError`].
 pub struct Refused<H> {
-    /// Why.
-    pub error: EpError,
+    /// Why. Boxed, as a result is as large as its larger side.
+    pub error: Box<EpError>,
     /// What the operation would have consumed.
     pub handle: H,
 }
 
+impl<H> Refused<H> {
+    pub(super) fn new(error: EpError, handle: H) -> Self {
+        Self {
+            error: Box::new(error),
+            handle,
+        }
+    }
+}
+
 impl<H> From<Refused<H>> for EpError {
     fn from(refused: Refused<H>) -> Self {
-        refused.error
+        *refused.error
     }
 }
 

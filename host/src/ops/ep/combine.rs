@@ -225,7 +225,7 @@ impl Behaviour for CombineOperation {
                 }
                 dispatched
                     .combine(stream, &outputs, &batches, targets)
-                    .map_err(|Refused { error, .. }| failed(error))?;
+                    .map_err(|Refused { error, .. }| failed(*error))?;
                 session.dispatched.fill(None);
             }
             Half::Send => {
@@ -234,7 +234,7 @@ impl Behaviour for CombineOperation {
                     .map_err(|source| failed(source.into()))?;
                 let dispatched = record.resume(&session.group, &mut set.received);
                 let sent = dispatched.combine_async(stream, set.rows.outputs());
-                let sent = sent.map_err(|Refused { error, .. }| failed(error))?;
+                let sent = sent.map_err(|Refused { error, .. }| failed(*error))?;
                 session.returned[rank] = Some(sent.record());
                 session.dispatched[rank] = None;
             }
@@ -249,7 +249,7 @@ impl Behaviour for CombineOperation {
                 let outputs = set.rows.outputs();
                 let sent = record.resume(&session.group, &mut set.received, outputs);
                 sent.wait(stream, &batch, target)
-                    .map_err(|Refused { error, .. }| failed(error))?;
+                    .map_err(|Refused { error, .. }| failed(*error))?;
                 session.returned[rank] = None;
             }
         }

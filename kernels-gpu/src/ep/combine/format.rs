@@ -94,6 +94,15 @@ pub trait CombineFormat {
     /// Its elements `2 * index` and `2 * index + 1`; `index` is below 4.
     fn pair(piece: Self::Piece, index: usize) -> (f32, f32);
 
+    /// The elements of a row that comes back by itself: as they were sent, whatever their bits, or dequantized and
+    /// rounded.
+    #[inline(always)]
+    fn elements(piece: Self::Piece) -> <Self::Element as InputFormat>::Chunk {
+        let ((a, b), (c, d)) = (Self::pair(piece, 0), Self::pair(piece, 1));
+        let ((e, f), (g, h)) = (Self::pair(piece, 2), Self::pair(piece, 3));
+        Self::Element::round([a, b, c, d, e, f, g, h])
+    }
+
     /// Writes payload and block scales of a row into `message`. All threads of the block call it together. Only of
     /// formats that quantize.
     fn stage(row: IndirectView<u32x4>, hidden: u32, factor: f32, message: StagedMessage);
@@ -152,6 +161,11 @@ macro_rules! plain_formats {
             #[inline(always)]
             fn pair(piece: Self::Piece, index: usize) -> (f32, f32) {
                 formats::$name::pair(piece, index)
+            }
+
+            #[inline(always)]
+            fn elements(piece: Self::Piece) -> Self::Piece {
+                piece
             }
 
             #[inline(always)]

@@ -229,10 +229,7 @@ impl Reducer<'_> {
                     let row = token.number as usize * self.shape.top_k as usize;
                     // SAFETY: as above; a position that returned is below K.
                     let target = unsafe { self.target::<F>(row + (first + n) as usize) };
-                    let ((a, b), (c, d)) = (F::pair(piece, 0), F::pair(piece, 1));
-                    let ((e, f), (g, h)) = (F::pair(piece, 2), F::pair(piece, 3));
-                    let elements = F::Element::round([a, b, c, d, e, f, g, h]);
-                    F::Element::store(target, chunk as usize, elements);
+                    F::Element::store(target, chunk as usize, F::elements(piece));
                 }
             };
             put(a, 0);

@@ -32,7 +32,7 @@ macro_rules! given_back {
     ($result:expr, $pattern:pat $(if $guard:expr)?) => {{
         let (error, handle) = match $result {
             Ok(_) => anyhow::bail!("{} was accepted", stringify!($result)),
-            Err(Refused { error, handle }) => (error, handle),
+            Err(Refused { error, handle }) => (*error, handle),
         };
         refused!(Err::<(), _>(error), $pattern $(if $guard)?);
         handle
