@@ -53,7 +53,7 @@ macro_rules! quantize_entries {
 for_each_quantize_entry!(quantize_entries);
 
 macro_rules! expert_parallel_entries {
-    ($entries:ident in $module:path, [$($other:path),*]:
+    ($entries:ident in $module:path, $bind:ident:
         $($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
         fn $entries() -> Vec<Entry> {
             use $module as module;
@@ -63,10 +63,7 @@ macro_rules! expert_parallel_entries {
                     <module::$receive::Args as KernelArgs>::KERNEL,
                     <module::$fused::Args as KernelArgs>::KERNEL,
                 )*
-                $({
-                    use $other as other;
-                    other::Args::KERNEL
-                },)*
+                module::$bind::Args::KERNEL,
             ];
             kernels.into_iter().map(|kernel| Entry { kernel, words: 0 }).collect()
         }
@@ -74,18 +71,12 @@ macro_rules! expert_parallel_entries {
 }
 
 macro_rules! dispatch_entries {
-    ($($entry:tt)*) => {
-        expert_parallel_entries! {
-            dispatches in ep,
-            [ep::ep_bind_rank, ep::receipt::ep_await_receipts, ep::receipt::ep_give_receipts]:
-            $($entry)*
-        }
-    };
+    ($($entry:tt)*) => { expert_parallel_entries! { dispatches in ep, ep_bind_rank: $($entry)* } };
 }
 
 macro_rules! combine_entries {
     ($($entry:tt)*) => {
-        expert_parallel_entries! { combines in ep::combine, [ep::combine::ep_bind_combine]: $($entry)* }
+        expert_parallel_entries! { combines in ep::combine, ep_bind_combine: $($entry)* }
     };
 }
 
@@ -107,6 +98,8 @@ fn entries() -> Vec<Entry> {
         route::route_count::Args::KERNEL,
         route::route_offsets::Args::KERNEL,
         route::route_place::Args::KERNEL,
+        ep::receipt::ep_await_receipts::Args::KERNEL,
+        ep::receipt::ep_give_receipts::Args::KERNEL,
         moe::moe_router_logits::Args::KERNEL,
         moe::moe_router_topk::Args::KERNEL,
         moe::moe_gate_up::Args::KERNEL,

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use half::bf16;
-use half::slice::HalfBitsSliceExt;
+use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
 use tokenyard::ep::{EpConfig, TokenFormat};
 use tokenyard::options::InputType;
