@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_builder::ptx::{Function, Instruction, Module, Variable};
 use cuda_std::launch::{KernelArgs, KernelInfo};
 use kernels_gpu::{
-    baseline, dequantize, ep, for_each_ep_format, for_each_quantize_entry, moe, quantize, route,
+    baseline, dequantize, ep, for_each_combine_format, for_each_ep_format, for_each_quantize_entry,
+    moe, quantize, route,
 };
 use tokenyard::Device;
 use tokenyard_tests::Suite;
@@ -51,24 +52,36 @@ macro_rules! quantize_entries {
 
 for_each_quantize_entry!(quantize_entries);
 
-macro_rules! dispatch_entries {
-    ($($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
-        /// The entries of expert parallelism.
-        fn dispatches() -> Vec<Entry> {
+macro_rules! expert_parallel_entries {
+    ($entries:ident in $module:path, $bind:ident:
+        $($send:ident, $receive:ident, $fused:ident: $format:ident;)*) => {
+        fn $entries() -> Vec<Entry> {
+            use $module as module;
             let kernels = [
                 $(
-                    <ep::$send::Args as KernelArgs>::KERNEL,
-                    <ep::$receive::Args as KernelArgs>::KERNEL,
-                    <ep::$fused::Args as KernelArgs>::KERNEL,
+                    <module::$send::Args as KernelArgs>::KERNEL,
+                    <module::$receive::Args as KernelArgs>::KERNEL,
+                    <module::$fused::Args as KernelArgs>::KERNEL,
                 )*
-                ep::ep_bind_rank::Args::KERNEL,
+                module::$bind::Args::KERNEL,
             ];
             kernels.into_iter().map(|kernel| Entry { kernel, words: 0 }).collect()
         }
     };
 }
 
+macro_rules! dispatch_entries {
+    ($($entry:tt)*) => { expert_parallel_entries! { dispatches in ep, ep_bind_rank: $($entry)* } };
+}
+
+macro_rules! combine_entries {
+    ($($entry:tt)*) => {
+        expert_parallel_entries! { combines in ep::combine, ep_bind_combine: $($entry)* }
+    };
+}
+
 for_each_ep_format!(dispatch_entries);
+for_each_combine_format!(combine_entries);
 
 /// All entries.
 fn entries() -> Vec<Entry> {
@@ -85,6 +98,8 @@ fn entries() -> Vec<Entry> {
         route::route_count::Args::KERNEL,
         route::route_offsets::Args::KERNEL,
         route::route_place::Args::KERNEL,
+        ep::receipt::ep_await_receipts::Args::KERNEL,
+        ep::receipt::ep_give_receipts::Args::KERNEL,
         moe::moe_router_logits::Args::KERNEL,
         moe::moe_router_topk::Args::KERNEL,
         moe::moe_gate_up::Args::KERNEL,
@@ -92,11 +107,11 @@ fn entries() -> Vec<Entry> {
     ];
     let others = others.into_iter().chain(twins());
     let others = others.map(|kernel| Entry { kernel, words: 0 });
-    let dispatches = dispatches().into_iter();
     quantizers()
         .into_iter()
         .chain(others)
-        .chain(dispatches)
+        .chain(dispatches())
+        .chain(combines())
         .collect()
 }
 

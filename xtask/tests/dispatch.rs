@@ -181,6 +181,28 @@ fn i32s_of_u32(file: &SafeTensors<'_>, name: &str) -> Vec<i32> {
     i32s(file, name)
 }
 
+/// `run` takes tokens that can be dispatched through a whole layer.
+#[test]
+fn the_demonstration_ends_with_a_layer() {
+    let (folder, input) = folder_with_input();
+    let out = folder.path().join("out");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.arg("run").arg(&input).arg("--out").arg(&out);
+    succeed(command.args(["--backend", "emulator"]).output().unwrap());
+    let results = fs::read(out.join("results.json")).unwrap();
+    let results: serde_json::Value = serde_json::from_slice(&results).unwrap();
+    let layers = results["layers"].as_array().unwrap();
+    let error = |format: &str| {
+        let layer = layers.iter().find(|layer| layer["format"] == format);
+        let layer = layer.unwrap();
+        assert!(layer["difference"].is_null(), "{layer}");
+        assert_eq!(layer["tokens"], TOKENS, "{layer}");
+        layer["error"].as_f64().unwrap()
+    };
+    assert!(10.0 * error("bf16") < error("mxfp4"));
+    assert!(error("mxfp8") < error("nvfp4"));
+}
+
 #[test]
 fn what_cannot_be_dispatched_is_refused() {
     let (folder, input) = folder_with_input();

@@ -64,8 +64,8 @@ pub enum DequantizeError {
 }
 
 impl Received {
-    /// Widens the rows that were received to `[output_rows, H]` of f32, exactly. Rows that do not exist are left
-    /// alone. `tensor_scales` is for NVFP4 alone: for each group the factor that its rows were dispatched
+    /// Widens the rows that were received to `[output_rows, H]` of f32: element times scale, rounded once. Rows behind
+    /// the last group are left alone; those that only round a group up (blockwise FP8) are widened as they lie. `tensor_scales` is for NVFP4 alone: for each group the factor that its rows were dispatched
     /// [with](super::Batch::input_scale).
     ///
     /// Neither allocates nor waits: the number of rows is read on the device. Queue it behind the dispatch.

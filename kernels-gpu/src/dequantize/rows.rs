@@ -43,13 +43,15 @@ unsafe fn widen_rows<P: Word>(args: Arguments, value: impl Fn(Place, P, u32) -> 
         )
     };
     let index = thread::block_idx_x() as usize * THREADS as usize + thread::thread_idx_x() as usize;
-    let end = row_end.load(0).min(args.rows) as usize;
-    if index >= end * chunks_per_row {
+    let Some(row) = index.checked_div(chunks_per_row) else {
+        return;
+    };
+    if row >= row_end.load(0).min(args.rows) as usize {
         return;
     }
     let place = Place {
-        row: index / chunks_per_row,
-        chunk: index % chunks_per_row,
+        row,
+        chunk: index - row * chunks_per_row,
     };
     let packed = data.load(index);
     store_chunk(output, index, |element| value(place, packed, element));

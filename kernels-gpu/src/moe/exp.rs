@@ -8,7 +8,7 @@ use cuda_std::math::fma;
 /// 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// ln 2 in two parts, the first with 10 bits, so that its products with exponents are exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
+const LN_2_HIGH: f32 = 355.0 / 512.0;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// `e^x`, within 2 ulp; infinite above 88.73, subnormal below -87.34, and 0 below -104.

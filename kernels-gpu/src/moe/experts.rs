@@ -32,7 +32,7 @@ impl Rows {
     fn tile(self, vectors: usize) -> Option<Tile> {
         let index = thread_number();
         let end = self.row_offsets.load(self.groups as usize);
-        let row = index / vectors;
+        let row = index.checked_div(vectors)?;
         if row >= end.min(self.capacity) as usize {
             return None;
         }
@@ -40,7 +40,7 @@ impl Rows {
         Some(Tile {
             row,
             expert,
-            vector: index % vectors,
+            vector: index - row * vectors,
         })
     }
 }

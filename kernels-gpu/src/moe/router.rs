@@ -27,10 +27,13 @@ pub unsafe fn moe_router_logits(
 ) {
     let (count, hidden, experts) = (count as usize, hidden as usize, experts as usize);
     let index = thread_number();
-    if index >= count * experts {
+    let Some(token) = index.checked_div(experts) else {
+        return;
+    };
+    if token >= count {
         return;
     }
-    let (token, expert) = (index / experts, index % experts);
+    let expert = index - token * experts;
     let chunks = hidden / 8;
     // SAFETY: the caller's obligation.
     let (tokens, router, logits) = unsafe {
