@@ -19,7 +19,7 @@ fn names_and_lists_are_those_of_the_definition() {
             );
         }
     }
-    assert_eq!(names.len(), 16);
+    assert_eq!(names.len(), 19);
     let list = |name: &str| -> Vec<&str> {
         let operands = ops::find(name).unwrap().operands().iter();
         operands.map(|operand| operand.name).collect()
@@ -52,6 +52,26 @@ fn names_and_lists_are_those_of_the_definition() {
             .all(|name| !name.starts_with("output"))
     );
     assert!(!list("ep.dispatch_wait.mxfp4").contains(&"input_tokens"));
+    assert_eq!(
+        list("ep.combine"),
+        [
+            "output_tokens",
+            "input_tokens",
+            "src_info",
+            "atomic_counters",
+            "send_ptrs",
+            "recv_ptrs",
+            "recv_count_ptrs",
+            "router_weights",
+            "topk_ids",
+        ]
+    );
+    assert_eq!(list("ep.combine_async"), list("ep.combine")[1..7]);
+    assert!(
+        list("ep.combine_wait")
+            .iter()
+            .eq(list("ep.combine").iter().filter(|&&it| it != "send_ptrs"))
+    );
     assert_eq!(
         list(QUANTIZE),
         [
@@ -87,6 +107,15 @@ fn names_and_lists_are_those_of_the_definition() {
             "MX_FORMAT",
         ]
     );
+    for name in ["ep.combine", "ep.combine_async", "ep.combine_wait"] {
+        let combine = ops::find(name).unwrap().attributes().iter();
+        assert!(
+            combine
+                .map(|it| it.name)
+                .eq(attributes[..13].iter().copied()),
+            "{name}"
+        );
+    }
     let error = ops::find("ep.dispatch.mxfp5").unwrap_err().to_string();
     assert!(
         error.contains("mxfp5") && error.contains("ep.dispatch.mxfp4"),
