@@ -142,10 +142,11 @@ fn devices_send_tokens_there_and_back() {
                 rounds.push((0..ROUNDS).map(of_rank).collect::<Vec<_>>());
             }
             // All rounds are queued before the first one runs.
-            for round in 0..ROUNDS as usize {
-                for (index, member) in members.iter_mut().enumerate() {
-                    let fused = ranks == devices.len() && round % 2 == 1;
-                    queue(member, &streams[index], &mut rounds[index][round], fused).unwrap();
+            for number in 0..ROUNDS as usize {
+                let fused = ranks == devices.len() && number % 2 == 1;
+                for ((member, stream), rounds) in members.iter_mut().zip(&streams).zip(&mut rounds)
+                {
+                    queue(member, stream, &mut rounds[number], fused).unwrap();
                 }
             }
             for (member, rounds) in members.iter().zip(&rounds) {
