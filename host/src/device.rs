@@ -79,6 +79,17 @@ impl Device {
         )
     }
 
+    /// `count` emulated devices of one node: each can use the memory of the others. Work of all of them runs side by
+    /// side whenever one is waited for, so kernels of one may wait for those of another.
+    pub fn emulated_node(count: usize, options: EmulatorOptions) -> Vec<Self> {
+        let first = EmulatorBackend::new(options);
+        let siblings: Vec<_> = (1..count).map(|_| first.sibling()).collect();
+        let backends = std::iter::once(first).chain(siblings).take(count);
+        backends
+            .map(|backend| Self::from_backend(Backend::Emulator(Box::new(backend)), None))
+            .collect()
+    }
+
     /// The first GPU, or the emulator where there is none that works; [`description`] says why.
     ///
     /// [`description`]: Self::description
@@ -171,6 +182,21 @@ impl Device {
         let mut buffer = self.alloc(values.len())?;
         buffer.upload_from(values)?;
         Ok(buffer)
+    }
+
+    /// Lets kernels of this device use the memory of `other`, as far as that is not so already.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NoPath`], naming both, where there is no path; whatever the driver refuses.
+    pub fn reach(&self, other: &Self) -> Result<(), DeviceError> {
+        match self.backend().reach(other.backend())? {
+            true => Ok(()),
+            false => Err(DeviceError::NoPath {
+                from: self.description(),
+                to: other.description(),
+            }),
+        }
     }
 
     /// Refuses what lives on another device.

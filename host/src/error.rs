@@ -111,6 +111,37 @@ pub enum DeviceError {
         element_bytes: usize,
     },
 
+    /// Kernels of one device cannot use the memory of another.
+    #[error("there is no path from {from} to the memory of {to}")]
+    NoPath {
+        /// The device whose kernels would use it.
+        from: String,
+        /// The device whose memory it is.
+        to: String,
+    },
+
+    /// A ticket of memory that this device cannot open.
+    #[error("{device} cannot open memory of {bytes} bytes that is shared by {sharing}: {reason}")]
+    SharedMemory {
+        /// The device.
+        device: String,
+        /// Bytes that the ticket promises.
+        bytes: usize,
+        /// How they are shared.
+        sharing: crate::peer::Sharing,
+        /// Why not.
+        reason: String,
+    },
+
+    /// The system refused to make memory that processes can share.
+    #[error("{call} failed: {source}")]
+    System {
+        /// The system call.
+        call: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+
     /// A launch needs more thread blocks than a grid can have.
     #[error("the launch needs {blocks} thread blocks; a grid has at most {limit}")]
     GridTooLarge {

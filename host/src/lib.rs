@@ -86,12 +86,14 @@ pub mod graph;
 pub mod moe;
 pub mod ops;
 pub mod options;
+pub mod peer;
 pub mod quantizer;
 pub mod reference;
 pub mod routing;
 pub mod stream;
 
 pub use backend::images::embedded_ptx;
+pub use backend::{GpuPath, Topology};
 pub use buffer::DeviceBuffer;
 pub use device::{Device, EmulatorOptions};
 pub use device_routing::{DeviceRouting, DeviceRoutingError, RoutingTables, TopkRouter};

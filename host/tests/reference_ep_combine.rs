@@ -288,7 +288,7 @@ fn rows_that_travel_quantized() {
     assert_eq!(found[32..35], [4.5, 4.5, 0.3125]);
 
     // Blocks of 16 of an NVFP4 row, whose largest magnitude is 42: times 64 it is 2688, six times the largest scale.
-    let mut values = vec![0.0; 32];
+    let mut values = [0.0; 32];
     values[..4].copy_from_slice(&[42.0, 21.0, -10.5, 1.0]);
     values[16..18].copy_from_slice(&[0.75, -0.5]);
     let row: Vec<_> = values.iter().map(|&value| bits(value)).collect();

@@ -53,7 +53,7 @@ use libtest_mimic::Arguments;
 use tokenyard_tests::{Settings, Suite};
 
 fn main() -> ExitCode {
-    if let Some(status) = faults::run_as_child() {
+    if let Some(status) = faults::run_as_child().or_else(ep::run_as_child) {
         return status;
     }
     let arguments = Arguments::from_args();

@@ -98,6 +98,8 @@ fn entries() -> Vec<Entry> {
         route::route_count::Args::KERNEL,
         route::route_offsets::Args::KERNEL,
         route::route_place::Args::KERNEL,
+        ep::receipt::ep_await_receipts::Args::KERNEL,
+        ep::receipt::ep_give_receipts::Args::KERNEL,
         moe::moe_router_logits::Args::KERNEL,
         moe::moe_router_topk::Args::KERNEL,
         moe::moe_gate_up::Args::KERNEL,

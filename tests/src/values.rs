@@ -159,11 +159,12 @@ impl DeviceRows {
     /// # Errors
     /// As [`DeviceBuffer::fill`].
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        Ok(match self {
+        match self {
             DeviceRows::Bf16(buffer) => buffer.fill(byte)?,
             DeviceRows::F16(buffer) => buffer.fill(byte)?,
             DeviceRows::F32(buffer) => buffer.fill(byte)?,
-        })
+        }
+        Ok(())
     }
 
     /// Waits for the device, and copies them to the host.

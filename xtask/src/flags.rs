@@ -14,6 +14,7 @@ use tokenyard::{ScaleStore, Swizzle};
 
 use crate::bench::cases::{Filter, Suite};
 use crate::bench::measure::Launch;
+use crate::commands::bench_ep::BenchEpFlags;
 
 /// Build, run, test and inspect Tokenyard.
 ///
@@ -301,6 +302,7 @@ pub struct BenchFlags {
 #[derive(Debug, Subcommand)]
 pub enum BenchSubject {
     Quantize(BenchQuantizeFlags),
+    Ep(BenchEpFlags),
 }
 
 /// Where the benchmark runs.
@@ -492,7 +494,7 @@ fn input_parser() -> impl TypedValueParser<Value = InputType> {
     names(InputType::ALL.map(InputType::name)).try_map(|name| name.parse::<InputType>())
 }
 
-fn token_format_parser() -> impl TypedValueParser<Value = TokenFormat> {
+pub fn token_format_parser() -> impl TypedValueParser<Value = TokenFormat> {
     names(TokenFormat::ALL.map(TokenFormat::name)).try_map(|name| name.parse::<TokenFormat>())
 }
 
@@ -598,7 +600,9 @@ mod tests {
         let Command::Bench(flags) = parse(line).unwrap().command else {
             panic!("not bench");
         };
-        let BenchSubject::Quantize(flags) = flags.subject;
+        let BenchSubject::Quantize(flags) = flags.subject else {
+            panic!("not quantize");
+        };
         assert_eq!((flags.suite, flags.rounds()), (Suite::All, 8));
         assert_eq!(flags.filter().formats, [Format::Mxfp4, Format::Mxfp8]);
         let launch = flags.launch();

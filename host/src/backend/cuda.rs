@@ -48,6 +48,7 @@ pub(crate) struct CudaBackend {
     functions: HashMap<&'static str, Function>,
     _module: Module,
     context: Context,
+    device: Device,
     /// Dynamic shared memory that each function may have, where that is more than the default. Users of one function
     /// share its attributes, so it is the most that any of them has asked for.
     shared_bytes: Mutex<HashMap<&'static str, usize>>,
@@ -118,6 +119,22 @@ macro_rules! driver {
     };
 }
 
+/// Names the bytes in the error of a driver that has no memory left.
+fn out_of_memory(bytes: usize) -> impl Fn(DeviceError) -> DeviceError {
+    move |error| match error {
+        DeviceError::Driver { code, message, .. } if code == CudaError::OutOfMemory as u32 => {
+            DeviceError::OutOfMemory { bytes, message }
+        }
+        error => error,
+    }
+}
+
+// Behind the macro, which they use.
+mod peer;
+mod topology;
+
+pub use topology::{GpuPath, Topology};
+
 impl CudaBackend {
     pub(crate) fn new(ordinal: u32) -> Result<Self, DeviceError> {
         if let Some((reason, command)) = images::MISSING {
@@ -165,6 +182,7 @@ impl CudaBackend {
             functions,
             _module: module,
             context,
+            device,
             shared_bytes: Mutex::default(),
             graphs: Mutex::default(),
             l2_bytes,
@@ -214,16 +232,8 @@ impl CudaBackend {
         let mut pointer = 0;
         // The driver refuses to allocate nothing.
         // SAFETY: the pointer is written before the call returns.
-        unsafe { driver!(cuMemAlloc_v2(&mut pointer, bytes.max(1))) }.map_err(
-            |error| match error {
-                DeviceError::Driver { code, message, .. }
-                    if code == CudaError::OutOfMemory as u32 =>
-                {
-                    DeviceError::OutOfMemory { bytes, message }
-                }
-                error => error,
-            },
-        )?;
+        unsafe { driver!(cuMemAlloc_v2(&mut pointer, bytes.max(1))) }
+            .map_err(out_of_memory(bytes))?;
         Ok(pointer as *mut u8)
     }
 

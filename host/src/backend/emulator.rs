@@ -1,5 +1,7 @@
 //! The emulator as a backend.
 
+mod peer;
+
 use super::{Handle, LaunchConfig};
 use crate::device::EmulatorOptions;
 use crate::error::DeviceError;
@@ -12,10 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 pub(crate) struct EmulatorBackend {
-    machine: Machine,
+    /// Shared by the devices of a node: each can use the memory of all, and work of all runs side by side.
+    machine: Arc<Machine>,
     options: EmulatorOptions,
-    /// Streams and events by number.
-    handles: Mutex<Handles>,
+    /// Streams and events by number, of the whole node.
+    handles: Arc<Mutex<Handles>>,
 }
 
 #[derive(Default)]
@@ -50,10 +53,24 @@ impl EmulatorBackend {
             ..Config::default()
         });
         Self {
-            machine,
+            machine: Arc::new(machine),
             options,
-            handles: Mutex::default(),
+            handles: Arc::default(),
         }
+    }
+
+    /// Another device of the same node.
+    pub(crate) fn sibling(&self) -> Self {
+        Self {
+            machine: Arc::clone(&self.machine),
+            options: self.options.clone(),
+            handles: Arc::clone(&self.handles),
+        }
+    }
+
+    /// Whether kernels of this device can use the memory of another one.
+    pub(crate) fn reach(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.machine, &other.machine)
     }
 
     fn handles(&self) -> std::sync::MutexGuard<'_, Handles> {

@@ -8,9 +8,11 @@ mod emulator;
 pub(crate) mod images;
 
 pub(crate) use cuda::CudaBackend;
+pub use cuda::{GpuPath, Topology};
 pub(crate) use emulator::EmulatorBackend;
 
 use crate::error::DeviceError;
+use crate::peer::{Sharing, Ticket};
 use cuda_std::launch::KernelArgs;
 
 /// A stream or event of a backend, as a number that only that backend can read.
@@ -54,6 +56,16 @@ impl LaunchConfig {
             cooperative: false,
         })
     }
+}
+
+/// Memory that several processes use, as this one has it.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) pointer: *mut u8,
+    pub(crate) bytes: usize,
+    /// How it is shared, and whether it is this process's own.
+    sharing: Sharing,
+    own: bool,
 }
 
 pub(crate) enum Backend {
@@ -110,6 +122,44 @@ impl Backend {
     pub(crate) unsafe fn free(&self, pointer: *mut u8) -> Result<(), DeviceError> {
         // SAFETY: the caller's obligation.
         unsafe { dispatch!(self.free(pointer)) }
+    }
+
+    /// Lets kernels of this device use the memory of another one of this process. False if there is no path.
+    pub(crate) fn reach(&self, other: &Self) -> Result<bool, DeviceError> {
+        match (self, other) {
+            (Self::Cuda(this), Self::Cuda(other)) => this.reach(other),
+            (Self::Emulator(this), Self::Emulator(other)) => Ok(this.reach(other)),
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether memory can be shared with other processes in this way.
+    pub(crate) fn can_share(&self, sharing: Sharing) -> Result<bool, DeviceError> {
+        dispatch!(self.can_share(sharing))
+    }
+
+    /// Allocates at least `bytes` that other processes can open, aligned to 256; unspecified content.
+    pub(crate) fn alloc_shared(
+        &self,
+        bytes: usize,
+        sharing: Sharing,
+    ) -> Result<(Mapping, Ticket), DeviceError> {
+        dispatch!(self.alloc_shared(bytes, sharing))
+    }
+
+    /// Maps memory of another process.
+    pub(crate) fn open_shared(&self, ticket: &Ticket) -> Result<Mapping, DeviceError> {
+        dispatch!(self.open_shared(ticket))
+    }
+
+    /// Ends a mapping, after the work that may still use it.
+    ///
+    /// # Safety
+    ///
+    /// It came from this backend and is not used again.
+    pub(crate) unsafe fn close_shared(&self, mapping: &Mapping) -> Result<(), DeviceError> {
+        // SAFETY: the caller's obligation.
+        unsafe { dispatch!(self.close_shared(mapping)) }
     }
 
     /// Copies host bytes to the device, after all earlier work, and returns when they are there.

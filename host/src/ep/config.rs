@@ -555,6 +555,49 @@ impl EpConfig {
         MemoryPlan::new(self)
     }
 
+    /// What ranks of different processes must have chosen alike, by name.
+    pub(super) fn agreement(&self) -> Vec<(String, String)> {
+        // All choices, so that a new one cannot be forgotten. How long a rank waits is its own affair.
+        let EpConfigBuilder {
+            format,
+            hidden_size,
+            top_k,
+            experts,
+            max_tokens_per_rank,
+            ranks,
+            ranks_per_node: _,
+            combine,
+            fused_shared_expert,
+            skip_a2a,
+            allreduce_world_size: _,
+            scale_preshuffle,
+            scale_rounding: _,
+            slot_order,
+            deadline: _,
+            #[cfg(feature = "fault-injection")]
+                faults: _,
+        } = &self.choices;
+        let items: [(&str, &dyn std::fmt::Debug); 14] = [
+            ("format", format),
+            ("combine", combine),
+            ("hidden_size", hidden_size),
+            ("top_k", top_k),
+            ("experts", experts),
+            ("max_tokens_per_rank", max_tokens_per_rank),
+            ("ranks", ranks),
+            ("ranks_per_node", &self.ranks_per_node()),
+            ("fused_shared_expert", fused_shared_expert),
+            ("skip_a2a", skip_a2a),
+            ("allreduce_world_size", &self.allreduce_world_size()),
+            ("scale_preshuffle", scale_preshuffle),
+            ("scale_rounding", &self.scale_rounding()),
+            ("slot_order", slot_order),
+        ];
+        items
+            .map(|(item, value)| (item.to_owned(), format!("{value:?}")))
+            .to_vec()
+    }
+
     /// The shape, as kernels take it.
     pub(super) fn shape(&self) -> Shape {
         let flag = |on: bool, flag| if on { flag } else { 0 };

@@ -4,6 +4,7 @@ use super::combine::{CombineFormat, RowElement};
 use super::format::TokenFormat;
 use crate::error::DeviceError;
 use crate::options::ScaleRounding;
+use crate::peer::PeerError;
 use thiserror::Error;
 
 /// Why there cannot be a group of this shape.
@@ -160,6 +161,23 @@ pub enum Awaited {
     },
     /// In a combine: the block that waits for all rows, of the same rank.
     Returns,
+    /// That `rank`, which another host orders, has received the round before, or combined it.
+    Receipt {
+        /// The rank that did not receive.
+        rank: usize,
+    },
+}
+
+impl Awaited {
+    /// The rank that was waited for, if it was another one.
+    pub fn rank(&self) -> Option<usize> {
+        match *self {
+            Self::Count { rank, .. } | Self::Returned { rank, .. } | Self::Receipt { rank } => {
+                Some(rank)
+            }
+            Self::Offsets | Self::Returns => None,
+        }
+    }
 }
 
 impl std::fmt::Display for Awaited {
@@ -175,6 +193,9 @@ impl std::fmt::Display for Awaited {
                 "rank {rank} to send home what expert {expert} made (combine count {word})"
             ),
             Self::Returns => formatter.write_str("the block that waits for its rows to come home"),
+            Self::Receipt { rank } => {
+                write!(formatter, "rank {rank} to receive the round before")
+            }
         }
     }
 }
@@ -417,6 +438,41 @@ pub enum EpError {
         waiting: usize,
         /// What it waited for.
         awaited: Awaited,
+    },
+
+    /// As [`Deadline`](Self::Deadline), and the process of a rank is gone.
+    #[error(
+        "rank {waiting} gave up after waiting for {awaited}; the process of rank {rank} is gone"
+    )]
+    PeerGone {
+        /// The rank that waited.
+        waiting: usize,
+        /// What it waited for.
+        awaited: Awaited,
+        /// The rank whose process ended, or left the group.
+        rank: usize,
+    },
+
+    /// The processes of the group did not come together, or one of them is gone.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+
+    /// One process is one rank of the group.
+    #[error("{processes} processes met for a group of {ranks} ranks")]
+    ProcessCount {
+        /// Processes.
+        processes: usize,
+        /// Ranks of the group.
+        ranks: usize,
+    },
+
+    /// Every device has the same number of ranks, at least one.
+    #[error("{ranks} ranks cannot be divided evenly among {devices} devices")]
+    UnevenDevices {
+        /// Ranks of the group.
+        ranks: usize,
+        /// Devices.
+        devices: usize,
     },
 
     /// An earlier failure left the group in an unknown state. Make a new one.

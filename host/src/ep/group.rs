@@ -1,10 +1,11 @@
 //! All ranks of a process.
 
 use super::batch::Batch;
-use super::combine::CombineMemory;
 use super::config::EpConfig;
 use super::error::EpError;
-use super::launch::{DISPATCH, LaunchShape, Launches};
+use super::launch::LaunchShape;
+use super::part::Part;
+use super::peers::{Phase, ReceiveMemory};
 use super::rank::EpRank;
 use super::received::{GroupDispatched, Received};
 use super::state::{GroupState, argument_bytes};
@@ -12,10 +13,12 @@ use crate::backend::LaunchConfig;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
 use crate::stream::Stream;
-use kernels_gpu::ep::{Rank, ep_bind_rank, shared_bytes};
+use kernels_gpu::ep::{Rank, ep_bind_rank};
 use std::sync::Arc;
 
-/// A group of ranks that exchange tokens: all of them on one device, each with buffers of its own.
+/// A group of ranks that exchange tokens, each with buffers of its own: all of them on one device; or, of a larger
+/// group, those on one of several devices ([`across`](Self::across)) or in one of several processes
+/// ([`join`](Self::join)).
 ///
 /// ```
 /// use half::bf16;
@@ -77,22 +80,16 @@ impl EpGroup {
         config: EpConfig,
         launch: Option<LaunchShape>,
     ) -> Result<Self, EpError> {
-        let shared = shared_bytes(&config.message_layout());
-        let ranks = config.ranks();
-        let (format, name) = (config.format(), config.format().name());
-        let launches = Launches::new(device, DISPATCH, format, name, ranks, shared, launch)?;
-        let combine = config
-            .combine()
-            .map(|format| CombineMemory::new(device, &config, format, launch))
-            .transpose()?;
-        let state = Arc::new(GroupState::new(device, config, launches, combine)?);
-        let ranks = (0..ranks)
-            .map(|number| EpRank::allocate(&state, number))
-            .collect::<Result<Vec<_>, _>>()?;
-        let addresses: Vec<u64> = ranks.iter().flat_map(EpRank::addresses).collect();
-        state.upload_addresses(&addresses)?;
+        let ranks = 0..config.ranks();
+        let part = Part::new(device, config, ranks, launch, &mut ReceiveMemory::Private)?;
+        let addresses = part.addresses.clone();
+        part.connect(&addresses, None)
+    }
+
+    /// A group of ranks that know each other.
+    pub(super) fn assemble(state: Arc<GroupState>, ranks: Vec<EpRank>) -> Result<Self, EpError> {
         Ok(Self {
-            fused_arguments: device.alloc(argument_bytes(ranks.len()))?,
+            fused_arguments: state.device.alloc(argument_bytes(ranks.len()))?,
             ranks,
             state,
         })
@@ -113,12 +110,12 @@ impl EpGroup {
         &self.state.device
     }
 
-    /// All ranks, in order.
+    /// All ranks of this process, in order.
     pub fn ranks(&self) -> &[EpRank] {
         &self.ranks
     }
 
-    /// All ranks, in order.
+    /// All ranks of this process, in order.
     pub fn ranks_mut(&mut self) -> &mut [EpRank] {
         &mut self.ranks
     }
@@ -153,6 +150,7 @@ impl EpGroup {
     ) -> Result<GroupDispatched<'r>, EpError> {
         let state = &self.state;
         state.check_usable()?;
+        state.check_peers()?;
         state.device.check_same("the stream", stream.device())?;
         let ranks = self.ranks.len();
         if batches.len() != ranks || received.len() != ranks {
@@ -166,17 +164,18 @@ impl EpGroup {
         // Everything is checked for all ranks before the first word is queued for one.
         let mut arguments = Vec::with_capacity(ranks);
         let mut identities = Vec::with_capacity(ranks);
-        for (number, (batch, output)) in batches.iter().zip(received.iter_mut()).enumerate() {
-            let batch = batch.bind(&state.device, &state.config, number)?;
-            let output = output.bind(&state.device, &state.config, number)?;
+        let operands = batches.iter().zip(received.iter_mut());
+        for (own, (batch, output)) in self.ranks.iter_mut().zip(operands) {
+            let batch = batch.bind(&state.device, &state.config, own.number())?;
+            let output = output.bind(&state.device, &state.config, own.number())?;
             identities.push(batch.identity());
-            let rank = batch.apply(self.ranks[number].arguments());
+            let rank = batch.apply(own.arguments());
             arguments.push(Rank { output, ..rank });
         }
         let mut progress = state.progress();
         let mut round = 0;
-        for number in (0..ranks).filter(|&rank| state.check_takes_part(rank).is_ok()) {
-            round = progress.next(&state.config, number)?;
+        for rank in state.taking_part() {
+            round = progress.next(&state.config, rank)?;
         }
         let slots: *mut Rank = self.fused_arguments.as_mut_ptr().cast();
         let one = LaunchConfig::line(1, 1, 0)?;
@@ -187,9 +186,16 @@ impl EpGroup {
                 // behind them.
                 unsafe { stream.launch(one, ep_bind_rank::Args { rank, slot })? };
             }
+            for rank in state.taking_part() {
+                state.await_receipts(stream, rank, Phase::Dispatch)?;
+            }
             // SAFETY: everything has the sizes that the shape leads to: inputs and outputs were checked, the rest
-            // was allocated for it. The previous round is over, which `progress` sees to.
-            unsafe { (state.launches.entries.fused)(stream, fused, state.shape(), slots) }
+            // was allocated for it. The previous round is over, which `progress` and the receipts see to.
+            unsafe { (state.launches.entries.fused)(stream, fused, state.shape(), slots) }?;
+            for rank in state.taking_part() {
+                state.give_receipts(stream, rank, Phase::Dispatch)?;
+            }
+            Ok(())
         })?;
         drop(progress);
         Ok(GroupDispatched {
@@ -216,7 +222,7 @@ impl EpGroup {
     /// The ranks that it goes on without.
     pub fn masked_ranks(&self) -> Vec<usize> {
         let takes_part = |rank: &usize| self.state.check_takes_part(*rank).is_ok();
-        (0..self.ranks.len())
+        (0..self.config().ranks())
             .filter(|rank| !takes_part(rank))
             .collect()
     }

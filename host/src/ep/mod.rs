@@ -52,8 +52,20 @@
 //! # }
 //! ```
 //!
-//! A group lives on one device, which plays all its ranks; nodes are virtual too. Several devices are not
-//! supported yet.
+//! # Where ranks live
+//!
+//! | made by | ranks | who orders rounds |
+//! | --- | --- | --- |
+//! | [`EpGroup::new`] | all on one device | the host, by streams and events |
+//! | [`EpGroup::across`] | on several devices of this process, evenly | the devices themselves, by receipts |
+//! | [`EpGroup::join`] | one in each of several processes of this host | the same |
+//!
+//! Nodes are virtual so far: what would go over a network goes through memory too.
+//!
+//! *Receipts*: a rank that sends writes over what it sent in the round before. Where one host queues the work of all
+//! ranks, it makes the send wait for the receives. Elsewhere each receiver tells every sender, on the device, that it
+//! has received, and a sender waits for that before it sends again. If that lasts longer than the deadline, it does
+//! not send. A fused dispatch of ranks on several devices is one launch for each device.
 //!
 //! # Streams
 //!
@@ -91,11 +103,14 @@ mod batch;
 mod combine;
 mod config;
 mod dequantize;
+mod devices;
 mod error;
 mod format;
 mod group;
 mod ids;
 mod launch;
+mod part;
+mod peers;
 mod plan;
 mod progress;
 mod rank;

@@ -5,6 +5,7 @@ use super::error::EpError;
 use crate::backend::Handle;
 use crate::error::DeviceError;
 use crate::stream::{Event, Recording, Stream};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What every rank has sent and received, as far as it is queued.
@@ -18,6 +19,8 @@ use std::sync::Arc;
 /// do not count.
 pub(super) struct Progress {
     ranks: Vec<[Steps; 4]>,
+    /// The ranks of this process. Others order themselves by receipts.
+    local: Range<usize>,
     /// Which round the last two combines are of, by the parity of their number.
     combined: [u64; 2],
     /// Ranks that the group goes on without: nobody waits for what they do.
@@ -79,8 +82,10 @@ struct Mark {
 }
 
 impl Progress {
-    pub(super) fn new(ranks: usize) -> Self {
+    /// Of `ranks` ranks, those of this process are `local`.
+    pub(super) fn new(ranks: usize, local: Range<usize>) -> Self {
         Self {
+            local,
             ranks: (0..ranks).map(|_| Default::default()).collect(),
             combined: [0; 2],
             masked: vec![false; ranks],
@@ -101,11 +106,11 @@ impl Progress {
         self.masked[rank] = true;
     }
 
-    /// The ranks that `rank` sends to.
+    /// The ranks that `rank` sends to, as far as this host orders them.
     fn receivers(&self, config: &EpConfig, rank: usize) -> Vec<usize> {
         let ranks = match config.skip_a2a() {
             true => rank..rank + 1,
-            false => 0..config.ranks(),
+            false => self.local.clone(),
         };
         ranks.filter(|&rank| !self.masked[rank]).collect()
     }
@@ -205,7 +210,7 @@ impl Progress {
         launch: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let (mut earlier, mut calls) = (Vec::new(), Vec::new());
-        for rank in 0..self.ranks.len() {
+        for rank in self.local.clone() {
             earlier.extend(
                 Half::ALL
                     .into_iter()

@@ -3,6 +3,7 @@
 use super::batch::{Batch, BatchIdentity};
 use super::combine::ReturnCounters;
 use super::error::EpError;
+use super::peers::{Phase, ReceiveMemory};
 use super::received::{Dispatched, Pending, Received};
 use super::state::GroupState;
 use crate::buffer::DeviceBuffer;
@@ -43,7 +44,13 @@ pub struct CounterState {
 }
 
 impl EpRank {
-    pub(super) fn allocate(state: &Arc<GroupState>, number: usize) -> Result<Self, DeviceError> {
+    /// The rank, and its memory. What other ranks write comes from `memory`, in the order of
+    /// [`addresses`](Self::addresses).
+    pub(super) fn allocate(
+        state: &Arc<GroupState>,
+        number: usize,
+        memory: &mut ReceiveMemory,
+    ) -> Result<Self, EpError> {
         let (device, config) = (&state.device, &state.config);
         let message = config.message_layout().bytes as usize;
         let capacity = config.max_tokens_per_rank();
@@ -52,8 +59,8 @@ impl EpRank {
         Ok(Self {
             number,
             state: Arc::clone(state),
-            messages: device.alloc(pairs * capacity * message)?,
-            counts: device.alloc_filled(pairs, 0xFF)?,
+            messages: memory.alloc(device, pairs * capacity * message)?,
+            counts: memory.alloc_filled(device, pairs, 0xFF)?,
             counters: device.alloc_filled(Counters::words(pairs as u32), 0)?,
             send_rows: several_nodes
                 .then(|| device.alloc(capacity * message))
@@ -149,6 +156,7 @@ impl EpRank {
     ) -> Result<Pending, EpError> {
         let state = Arc::clone(&self.state);
         state.check_usable()?;
+        state.check_peers()?;
         state.device.check_same("the stream", stream.device())?;
         state.check_takes_part(self.number)?;
         if state.config.fused_shared_expert() {
@@ -161,6 +169,7 @@ impl EpRank {
         let round = progress.next(&state.config, self.number)?;
         progress.queue_send(&state.config, self.number, stream, || {
             let launches = &state.launches;
+            state.await_receipts(stream, self.number, Phase::Dispatch)?;
             // SAFETY: everything has the sizes that the shape leads to: the inputs were checked, the rest was
             // allocated for it. The receivers are done with the previous round, which `progress` sees to.
             unsafe { (launches.entries.send)(stream, launches.send, state.shape(), rank) }
@@ -218,7 +227,8 @@ impl EpRank {
         progress.queue_receive(self.number, stream, || {
             let launches = &state.launches;
             // SAFETY: as in `dispatch_async`; the output was checked.
-            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape(), rank) }
+            unsafe { (launches.entries.receive)(stream, launches.receive, state.shape(), rank) }?;
+            state.give_receipts(stream, self.number, Phase::Dispatch)
         })?;
         drop(progress);
         Ok(Dispatched {

@@ -237,7 +237,8 @@ impl<'r> GroupDispatched<'r> {
             round,
             batches,
         } = self;
-        let ranks = received.iter_mut().zip(batches).enumerate();
+        let numbers = state.local.clone();
+        let ranks = numbers.zip(received.iter_mut().zip(batches));
         ranks.map(move |(rank, (received, batch))| Dispatched {
             received,
             state: Arc::clone(&state),

@@ -5,14 +5,19 @@ use super::config::EpConfig;
 use super::error::{Awaited, EpError};
 use super::format::TokenFormat;
 use super::launch::Launches;
+use super::peers::{Phase, Session};
 use super::progress::Progress;
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
+use crate::error::DeviceError;
+use crate::peer::PeerError;
+use crate::stream::Stream;
 use kernels_gpu::ep::wait::{self, Failure};
 use kernels_gpu::ep::{Peer, Rank, Shape};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Shared by a group and its ranks.
 pub(super) struct GroupState {
@@ -24,7 +29,9 @@ pub(super) struct GroupState {
     /// [`Shape::masked`].
     masked: AtomicU64,
     pub(super) launches: Launches<TokenFormat, Rank>,
-    combine: Option<CombineMemory>,
+    pub(super) combine: Option<CombineMemory>,
+    /// The ranks that it is the state of; others have their own.
+    pub(super) local: Range<usize>,
     progress: Mutex<Progress>,
     /// `[ranks, 2]`: a [`Peer`] for each.
     addresses: DeviceBuffer<u64>,
@@ -32,29 +39,40 @@ pub(super) struct GroupState {
     failures: DeviceBuffer<u32>,
     /// Why the group cannot be used any more.
     unusable: Mutex<Option<String>>,
+    /// What ties it to ranks of other processes, if there are some.
+    session: OnceLock<Session>,
 }
 
 impl GroupState {
-    /// The state of a group whose `addresses` are known once its ranks are there.
+    /// The state of a group whose `addresses` are known once its ranks are there, for those that are `local`; with
+    /// `receipts`, ranks order themselves.
     pub(super) fn new(
         device: &Device,
         config: EpConfig,
         launches: Launches<TokenFormat, Rank>,
         combine: Option<CombineMemory>,
+        local: Range<usize>,
+        receipts: bool,
     ) -> Result<Self, EpError> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let ranks = config.ranks();
+        let mut shape = config.shape();
+        if receipts {
+            shape.flags |= Shape::RECEIPTS;
+        }
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             device: device.clone(),
-            shape: config.shape(),
+            shape,
             masked: AtomicU64::new(0),
             launches,
             combine,
-            progress: Mutex::new(Progress::new(ranks)),
+            progress: Mutex::new(Progress::new(ranks, local.clone())),
+            local,
             addresses: device.alloc(2 * ranks)?,
             failures: device.alloc_filled(Failure::WORDS * ranks, 0)?,
             unusable: Mutex::new(None),
+            session: OnceLock::new(),
             config: Arc::new(config),
         })
     }
@@ -73,12 +91,9 @@ impl GroupState {
         self.addresses.as_ptr().cast()
     }
 
-    /// A buffer that is the table, to fill it.
+    /// Fills the table.
     pub(super) fn upload_addresses(&self, addresses: &[u64]) -> Result<(), EpError> {
-        let pointer = self.addresses.as_ptr().cast_mut();
-        // SAFETY: the table's own memory, which lives as long as `self`; no kernel uses it yet.
-        let mut table = unsafe { DeviceBuffer::from_raw(&self.device, pointer, addresses.len())? };
-        Ok(table.upload_from(addresses)?)
+        fill_table(&self.addresses, addresses)
     }
 
     /// Where rank `rank` writes down why it gave up.
@@ -93,6 +108,12 @@ impl GroupState {
             masked: self.masked(),
             ..self.shape
         }
+    }
+
+    /// Its own ranks that take part by now.
+    pub(super) fn taking_part(&self) -> impl Iterator<Item = usize> {
+        let own = self.local.clone();
+        own.filter(|&rank| self.check_takes_part(rank).is_ok())
     }
 
     /// Ranks that take no part, as bits.
@@ -138,6 +159,52 @@ impl GroupState {
         }
     }
 
+    /// Ties the group to ranks of other processes.
+    pub(super) fn set_session(&self, session: Session) {
+        self.session.get_or_init(|| session);
+    }
+
+    /// Refuses to send to a process that is gone.
+    pub(super) fn check_peers(&self) -> Result<(), EpError> {
+        match self.gone()?.first() {
+            None => Ok(()),
+            Some(&rank) => Err(PeerError::Gone { rank }.into()),
+        }
+    }
+
+    /// The ranks whose processes are gone, but for those that take no part.
+    fn gone(&self) -> Result<Vec<usize>, PeerError> {
+        let mut gone = self.session.get().map_or(Ok(Vec::new()), Session::gone)?;
+        gone.retain(|&rank| self.check_takes_part(rank).is_ok());
+        Ok(gone)
+    }
+
+    /// Queues what orders a rank's next round behind those of other processes.
+    pub(super) fn await_receipts(
+        &self,
+        stream: &Stream,
+        rank: usize,
+        phase: Phase,
+    ) -> Result<(), DeviceError> {
+        match self.session.get() {
+            None => Ok(()),
+            Some(session) => session.await_receipts(stream, self, rank, phase),
+        }
+    }
+
+    /// Queues what lets other processes go on to the next round.
+    pub(super) fn give_receipts(
+        &self,
+        stream: &Stream,
+        rank: usize,
+        phase: Phase,
+    ) -> Result<(), DeviceError> {
+        match self.session.get() {
+            None => Ok(()),
+            Some(session) => session.give_receipts(stream, self, rank, phase),
+        }
+    }
+
     /// Waits for the device, and looks whether a rank gave up.
     pub(super) fn check(&self) -> Result<(), EpError> {
         self.check_usable()?;
@@ -156,9 +223,20 @@ impl GroupState {
                 Awaited::Returned { rank, expert, word }
             }
             what if what == wait::Awaited::Returns as u32 => Awaited::Returns,
+            what if what == wait::Awaited::Receipt as u32 => Awaited::Receipt { rank },
             _ => Awaited::Offsets,
         };
-        let error = EpError::Deadline { waiting, awaited };
+        // Of several that are gone, the one that was waited for.
+        let gone = self.gone()?;
+        let by_awaited = gone.iter().find(|&&rank| awaited.rank() == Some(rank));
+        let error = match by_awaited.or(gone.first()) {
+            Some(&rank) => EpError::PeerGone {
+                waiting,
+                awaited,
+                rank,
+            },
+            None => EpError::Deadline { waiting, awaited },
+        };
         let mut reason = self.unusable.lock().unwrap_or_else(PoisonError::into_inner);
         *reason = Some(error.to_string());
         Err(error)
@@ -174,6 +252,14 @@ impl fmt::Debug for GroupState {
             .field("config", &self.config)
             .finish_non_exhaustive()
     }
+}
+
+/// Fills a table of addresses, which no kernel uses yet.
+pub(super) fn fill_table(table: &DeviceBuffer<u64>, addresses: &[u64]) -> Result<(), EpError> {
+    let pointer = table.as_ptr().cast_mut();
+    // SAFETY: the table's own memory, which outlives this call; nothing else uses it.
+    let mut table = unsafe { DeviceBuffer::from_raw(table.device(), pointer, table.len())? };
+    Ok(table.upload_from(addresses)?)
 }
 
 /// Bytes of the arguments of `ranks` ranks.

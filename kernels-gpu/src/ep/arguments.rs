@@ -73,6 +73,8 @@ impl Shape {
     pub const SKIP_A2A: u32 = 2;
     /// Slots follow the order of the tokens, on every run.
     pub const DETERMINISTIC: u32 = 4;
+    /// Ranks order their rounds themselves, by [receipts](super::receipt).
+    pub const RECEIPTS: u32 = 1 << 8;
 
     /// Ranks that [`masked`](Self::masked) has bits for.
     pub const MASKED_RANKS: u32 = 64;

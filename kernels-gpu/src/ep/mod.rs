@@ -34,6 +34,7 @@ mod network;
 mod offsets;
 mod output;
 mod quads;
+pub mod receipt;
 mod send;
 mod shared_expert;
 mod shared_memory;
@@ -55,6 +56,7 @@ use cuda_std::view::GlobalViewMut;
 use offsets::Offsets;
 use send::Sender;
 use shared_memory::SharedMemory;
+use wait::Failure;
 
 /// Threads of a block, at the most; whole warps.
 pub const MAX_THREADS: u32 = 256;
@@ -66,6 +68,10 @@ pub const MAX_THREADS: u32 = 256;
 /// As for the entries.
 #[inline(always)]
 unsafe fn send<F: TokenFormat, const KEEP_OWN: bool>(shape: &Shape, rank: &Rank) {
+    // A receiver that may still read what this would write over.
+    if shape.has(Shape::RECEIPTS) && Failure::of(rank).is_recorded() {
+        return;
+    }
     let layout = F::WIRE.message(shape.hidden, shape.top_k);
     // SAFETY: the caller's obligation.
     unsafe {

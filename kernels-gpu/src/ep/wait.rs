@@ -29,6 +29,8 @@ pub enum Awaited {
     Returned = 3,
     /// In a combine: the block that waits for those numbers.
     Returns = 4,
+    /// That one rank has received the round before.
+    Receipt = 8,
 }
 
 /// The record of a wait that was given up, [`Self::WORDS`] words. All zero: there was none.
@@ -46,6 +48,12 @@ impl Failure {
         Self {
             words: rank.failure,
         }
+    }
+
+    /// The record at `words`.
+    #[inline(always)]
+    pub(super) fn at(words: *mut u32) -> Self {
+        Self { words }
     }
 
     #[inline(always)]
@@ -99,7 +107,7 @@ impl Waiter {
         // Who waits for another block of its rank waits, through it, for the counts. The one who waits for a count
         // knows more of what is wrong, and shall be the first to give up.
         let patience = match self.what {
-            Awaited::Count | Awaited::Returned => shape.deadline_ns,
+            Awaited::Count | Awaited::Returned | Awaited::Receipt => shape.deadline_ns,
             Awaited::Offsets | Awaited::Returns => shape.deadline_ns.saturating_mul(2),
         };
         // When the clock was first looked at. Most waits are over before that, and it is slow to read.

@@ -108,6 +108,48 @@ impl Machine {
         }
     }
 
+    /// Lets kernels use memory that somebody else owns, another process or another machine for example, as they
+    /// use an allocation. It is left as it is.
+    ///
+    /// From then on others may act on what kernels wait for, at any time. So the clock of this machine is that of
+    /// the host, waiting is no longer found to be a livelock, and what happens depends on those others too.
+    ///
+    /// # Safety
+    ///
+    /// The memory is valid for reads and writes until [`disown`](Self::disown) or until the machine is dropped.
+    /// What others do with it meanwhile is ordered by atomic operations.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRange`] unless the memory is aligned to 256 bytes and apart from all allocations; or the
+    /// machine's fault.
+    pub unsafe fn adopt(&self, ptr: *mut u8, bytes: usize) -> Result<(), Error> {
+        let mut engine = self.healthy()?;
+        let adopted = engine.memory.adopt(ptr, bytes);
+        require(adopted, ptr.addr(), bytes, || {
+            "it is misaligned, or overlaps an allocation".to_owned()
+        })?;
+        engine.scheduler.follow_the_host_clock();
+        Ok(())
+    }
+
+    /// Ends [`adopt`](Self::adopt), after running all pending work.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPointer`]; or the machine's fault, and then the memory is not used any more either.
+    pub fn disown(&self, ptr: *mut u8) -> Result<(), Error> {
+        let mut engine = self.lock();
+        engine.drive(Goal::All);
+        let disowned = engine.memory.disown(ptr.addr());
+        check(&engine)?;
+        if disowned {
+            Ok(())
+        } else {
+            Err(Error::InvalidPointer {
+                address: ptr.addr(),
+            })
+        }
+    }
+
     /// Bytes in live allocations.
     pub fn allocated_bytes(&self) -> usize {
         self.lock().memory.live_bytes()

@@ -25,12 +25,16 @@ struct Allocation {
     start: usize,
     bytes: usize,
     freed: bool,
+    /// Whether the memory is somebody else's: it has no red zones, and is not ours to release.
+    adopted: bool,
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc` with this layout, and is freed only here.
-        unsafe { dealloc(self.base, self.layout) };
+        if !self.adopted {
+            // SAFETY: `base` came from `alloc` with this layout, and is freed only here.
+            unsafe { dealloc(self.base, self.layout) };
+        }
     }
 }
 
@@ -90,16 +94,53 @@ impl Memory {
                 start,
                 bytes,
                 freed: false,
+                adopted: false,
             },
         );
         self.live_bytes += bytes;
         Some(pointer)
     }
 
+    /// Counts memory that somebody else owns as an allocation. False if it is misaligned, or touches one.
+    pub fn adopt(&mut self, pointer: *mut u8, bytes: usize) -> bool {
+        let start = pointer.expose_provenance();
+        let Ok(layout) = Layout::from_size_align(bytes, ALIGNMENT) else {
+            return false;
+        };
+        if start == 0 || !start.is_multiple_of(ALIGNMENT) || self.touches(start, bytes) {
+            return false;
+        }
+        self.serial += 1;
+        self.allocations.insert(
+            start,
+            Allocation {
+                serial: self.serial,
+                base: pointer,
+                layout,
+                start,
+                bytes,
+                freed: false,
+                adopted: true,
+            },
+        );
+        true
+    }
+
+    /// Forgets adopted memory that starts at `address`; false if there is none.
+    pub fn disown(&mut self, address: usize) -> bool {
+        let adopted = |found: &Allocation| found.adopted;
+        if !self.allocations.get(&address).is_some_and(adopted) {
+            return false;
+        }
+        self.recent = [(0, 0); RECENT];
+        self.allocations.remove(&address).is_some()
+    }
+
     /// Quarantines the live allocation that starts at `address`; false if there is none.
     pub fn free(&mut self, address: usize) -> bool {
         let key = address.wrapping_sub(RED_ZONE);
-        let Some(allocation) = self.allocations.get_mut(&key).filter(|found| !found.freed) else {
+        let ours = |found: &&mut Allocation| !found.freed && !found.adopted;
+        let Some(allocation) = self.allocations.get_mut(&key).filter(ours) else {
             return false;
         };
         allocation.freed = true;
@@ -236,6 +277,25 @@ mod tests {
             "4 bytes at byte 8 of allocation #1 of 64 bytes, which was freed"
         );
         assert_eq!(memory.live_bytes(), 0);
+    }
+
+    #[test]
+    fn adopted_memory_has_bounds_and_is_not_freed() {
+        #[repr(align(256))]
+        struct Page([u8; 512]);
+        let mut page = Page([7; 512]);
+        let pointer = page.0.as_mut_ptr();
+        let mut memory = Memory::new(1);
+        assert!(!memory.adopt(pointer.wrapping_add(16), 256), "misaligned");
+        assert!(memory.adopt(pointer, 512));
+        assert!(!memory.adopt(pointer.wrapping_add(256), 256), "overlap");
+        assert!(memory.contains(pointer.addr() + 511, 1));
+        assert!(!memory.contains(pointer.addr() + 511, 2));
+        assert!(!memory.free(pointer.addr()));
+        assert!(memory.disown(pointer.addr()) && !memory.disown(pointer.addr()));
+        assert!(!memory.contains(pointer.addr(), 1));
+        drop(memory);
+        assert_eq!(page.0, [7; 512]);
     }
 
     #[test]

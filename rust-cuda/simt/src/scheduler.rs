@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 
@@ -25,6 +27,11 @@ const STALE_FACTOR: u64 = 64;
 
 /// What a preemption at a plain access counts towards that bound: it stands for many accesses.
 const PREEMPTION_WEIGHT: u64 = 16;
+
+/// With others outside: spins in a row by everybody before the thread rests, and for how long. What is waited for is
+/// theirs to do, and they may need this processor for it.
+const OUTSIDE_PATIENCE: u64 = 4096;
+const OUTSIDE_REST: Duration = Duration::from_micros(50);
 
 /// Fibers that [`Schedule::Stall`] holds back.
 #[derive(Clone, Copy)]
@@ -72,6 +79,8 @@ pub(crate) struct Scheduler {
     idle: u64,
     /// Steps since the last store, exit or landing.
     stale: u64,
+    /// Since when others, outside the machine, act on its memory: the host's time, and the virtual time then.
+    outside: Option<(Instant, u64)>,
 }
 
 impl Scheduler {
@@ -96,7 +105,15 @@ impl Scheduler {
             spun: false,
             idle: 0,
             stale: 0,
+            outside: None,
         }
+    }
+
+    /// Others act on the machine's memory from here on. They live by the host's clock, so that is the time, and
+    /// that only spinning goes on here does not mean that nothing happens.
+    pub fn follow_the_host_clock(&mut self) {
+        let now = self.time_ps;
+        self.outside.get_or_insert_with(|| (Instant::now(), now));
     }
 
     /// Forgets all fibers.
@@ -249,16 +266,17 @@ impl Scheduler {
     }
 
     /// Whether all that can run has only been spinning for the spin limit, or nothing has been stored
-    /// for very long.
+    /// for very long, and nobody outside can change that.
     pub fn is_stuck(&self) -> bool {
-        self.idle >= self.spin_limit || self.stale >= self.spin_limit.saturating_mul(STALE_FACTOR)
+        let stale = self.spin_limit.saturating_mul(STALE_FACTOR);
+        self.outside.is_none() && (self.idle >= self.spin_limit || self.stale >= stale)
     }
 
     /// Advances time by one step and chooses the fiber to run.
     pub fn next(&mut self, rng: &mut fastrand::Rng, fibers: &mut Slab<Fiber>) -> Option<FiberId> {
         self.step += 1;
         self.stale += 1;
-        self.time_ps = self.time_ps.saturating_add(self.tick_ps << self.boost);
+        self.advance_time();
         self.wake_sleepers(fibers);
         let next = match self.schedule {
             Schedule::RoundRobin => self.ready.pop_front(),
@@ -269,9 +287,29 @@ impl Scheduler {
             return next;
         }
         let Reverse((wake, ..)) = *self.sleepers.peek()?;
+        if self.outside.is_some() {
+            thread::sleep(Duration::from_nanos(
+                wake.saturating_sub(self.time_ps) / PS_PER_NS,
+            ));
+        }
         self.time_ps = self.time_ps.max(wake);
         self.wake_sleepers(fibers);
         self.pick(rng)
+    }
+
+    fn advance_time(&mut self) {
+        let Some((since, then)) = self.outside else {
+            self.time_ps = self.time_ps.saturating_add(self.tick_ps << self.boost);
+            return;
+        };
+        if self.idle > OUTSIDE_PATIENCE {
+            self.idle = 0;
+            thread::sleep(OUTSIDE_REST);
+        }
+        // Not behind a sleeper that was woken early.
+        let elapsed = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = then.saturating_add(elapsed.saturating_mul(PS_PER_NS));
+        self.time_ps = self.time_ps.max(now);
     }
 
     fn wake_sleepers(&mut self, fibers: &mut Slab<Fiber>) {

@@ -407,3 +407,65 @@ fn a_machine_can_run_in_a_kernel_of_another() {
 fn device_functions_panic_on_the_host() {
     device::thread_idx();
 }
+
+/// Memory of the host's, aligned as device memory is.
+#[repr(align(256))]
+struct Shared([AtomicU32; 64]);
+
+#[test]
+fn machines_that_share_memory_wait_for_each_other() {
+    const ROUNDS: u32 = 20;
+    let shared = Arc::new(Shared([const { AtomicU32::new(0) }; 64]));
+    // Each adds 1 when the other's turn is over. Without a limit on spinning, neither is a livelock.
+    std::thread::scope(|scope| {
+        for parity in 0..2 {
+            let shared = Arc::clone(&shared);
+            scope.spawn(move || {
+                let config = simt::Config {
+                    spin_limit: 64,
+                    ..seeded(u64::from(parity))
+                };
+                let machine = Machine::new(config);
+                let words = shared.0.as_ptr().cast_mut().cast::<u8>();
+                // SAFETY: the memory outlives the machine, and is used by atomic operations alone.
+                unsafe { machine.adopt(words, 256) }.unwrap();
+                let table = Arc::clone(&shared);
+                let play = move || {
+                    for turn in (parity..ROUNDS).step_by(2) {
+                        let word = &table.0[0];
+                        let bytes = word.as_ptr().cast_const().cast();
+                        device::check(bytes, 4, 4, device::Access::Atomic);
+                        while word.load(Ordering::Acquire) != turn {
+                            device::yield_point(device::Yield::Spin);
+                        }
+                        word.fetch_add(1, Ordering::Release);
+                        device::yield_point(device::Yield::Progress);
+                    }
+                };
+                run(&machine, kernel(1, 1, play)).unwrap();
+                machine.disown(words).unwrap();
+                let error = machine.disown(words).unwrap_err();
+                assert!(matches!(error, Error::InvalidPointer { .. }), "{error}");
+            });
+        }
+    });
+    assert_eq!(shared.0[0].load(Ordering::Relaxed), ROUNDS);
+}
+
+#[test]
+fn beside_others_the_clock_is_the_hosts() {
+    let mut page = Shared([const { AtomicU32::new(0) }; 64]);
+    let machine = Machine::new(seeded(3));
+    // SAFETY: the page outlives the machine, and nobody else uses it.
+    unsafe { machine.adopt((&raw mut page).cast(), 256) }.unwrap();
+    let start = std::time::Instant::now();
+    let wait = || {
+        let start = device::global_timer_ns();
+        while device::global_timer_ns() - start < 20_000_000 {
+            device::yield_point(device::Yield::Spin);
+        }
+    };
+    run(&machine, kernel(1, 32, wait)).unwrap();
+    let elapsed = start.elapsed().as_millis();
+    assert!((20..10_000).contains(&elapsed), "{elapsed} ms for 20");
+}

@@ -6,6 +6,7 @@ mod examples;
 mod faults;
 mod matrix;
 mod ordering;
+mod peers;
 mod properties;
 mod reported;
 mod rounds;
@@ -14,6 +15,8 @@ mod schedules;
 use tokenyard::ep::TokenFormat;
 use tokenyard::reference::ep::Setup;
 use tokenyard_tests::Suite;
+
+pub use peers::run_as_child;
 
 pub fn register(suite: &mut Suite) {
     for register in [
@@ -25,6 +28,7 @@ pub fn register(suite: &mut Suite) {
         errors::register,
         faults::register,
         ordering::register,
+        peers::register,
         properties::register,
         combine::register,
     ] {

@@ -93,7 +93,14 @@ impl World {
             for rank in &mut self.dispatched {
                 calls.push(rank.views(operation, &self.types, &tables, setup)?);
             }
-            execute(&mut self.session, &stream, operation, &attributes(setup), calls, fused)?;
+            execute(
+                &mut self.session,
+                &stream,
+                operation,
+                &attributes(setup),
+                calls,
+                fused,
+            )?;
         }
         Ok(())
     }
@@ -113,14 +120,26 @@ impl World {
             combined,
         } = &mut self.on_device;
         let weights = weights.as_ref().expect("the returns are weighted");
-        let ranks = self.dispatched.iter_mut().zip(outputs).zip(weights).zip(combined);
+        let ranks = self
+            .dispatched
+            .iter_mut()
+            .zip(outputs)
+            .zip(weights)
+            .zip(combined);
         let calls = ranks.map(|(((dispatched, rows), weights), combined)| {
             let returned = Returned {
                 rows,
                 weights,
                 combined,
             };
-            views(operation, &self.case.setup, dispatched, &self.types, returned, tables)
+            views(
+                operation,
+                &self.case.setup,
+                dispatched,
+                &self.types,
+                returned,
+                tables,
+            )
         });
         let calls = calls.collect::<Result<Vec<_>, DeviceError>>();
         let failed = |source| OpError::Device {
@@ -143,7 +162,11 @@ impl World {
     fn check(&self) -> Result<()> {
         self.session.group().check()?;
         let sources = self.dispatched.iter().map(|rank| {
-            let bytes = rank.outputs.last().expect("the sources come last").download()?;
+            let bytes = rank
+                .outputs
+                .last()
+                .expect("the sources come last")
+                .download()?;
             Ok(bytemuck::pod_collect_to_vec(&bytes))
         });
         let sources = sources.collect::<Result<Vec<_>>>()?;
@@ -293,7 +316,10 @@ fn refusals(context: &Context) -> Result<()> {
     );
     let wrong = [
         ("dispatch_dtype", way_back(&setup, CombineFormat::Mxfp8)),
-        ("dispatch_dtype", right.clone().with("dispatch_dtype", DType::F32)),
+        (
+            "dispatch_dtype",
+            right.clone().with("dispatch_dtype", DType::F32),
+        ),
         ("top_k", right.clone().with("top_k", 1)),
         ("target", right.clone().with("target", "cpu")),
     ];
@@ -305,21 +331,36 @@ fn refusals(context: &Context) -> Result<()> {
     }
     refused!(
         world.combine(&device, "ep.combine", &wrong[2].1, &tables),
-        OpError::Extent { operand: "router_weights", expected: 1, found: 2, .. }
+        OpError::Extent {
+            operand: "router_weights",
+            expected: 1,
+            found: 2,
+            ..
+        }
     );
     refused!(
         world.combine(&device, "ep.combine", &wrong[3].1, &tables),
-        OpError::Attribute { attribute: "target", .. }
+        OpError::Attribute {
+            attribute: "target",
+            ..
+        }
     );
     let halves = way_back(&setup, CombineFormat::F16);
     refused!(
         world.combine(&device, "ep.combine", &halves, &tables),
-        OpError::WrongDType { operand: "input_tokens", found: DType::Bf16, .. }
+        OpError::WrongDType {
+            operand: "input_tokens",
+            found: DType::Bf16,
+            ..
+        }
     );
     let shared = right.clone().with("fused_shared_expert", true);
     refused!(
         world.combine(&device, "ep.combine_async", &shared, &tables),
-        OpError::Attribute { attribute: "fused_shared_expert", .. }
+        OpError::Attribute {
+            attribute: "fused_shared_expert",
+            ..
+        }
     );
     world.combine(&device, "ep.combine", &right, &tables)?;
     world.check()?;
@@ -336,7 +377,10 @@ fn refusals(context: &Context) -> Result<()> {
     world.dispatch(&device, true)?;
     refused!(
         world.combine(&device, "ep.combine", &right, &tables),
-        OpError::Ep { source: EpError::CombineNotConfigured, .. }
+        OpError::Ep {
+            source: EpError::CombineNotConfigured,
+            ..
+        }
     );
     Ok(())
 }

@@ -27,16 +27,21 @@ pub struct Returns {
 
 impl Returns {
     /// Expert outputs and router weights of the size that activations and weights have; those of some positions are
-    /// 0 or negative.
+    /// 0 or negative. Rows that nobody sent are NaN.
     ///
     /// # Errors
     /// A case that has no combine.
     pub fn random(case: &EpCase, weights: Option<InputType>, random: &mut Rng) -> Result<Self> {
         let element = input_type(case)?;
+        let inputs = case.inputs();
         let count = case.config()?.output_rows() * case.setup.hidden_size;
-        let outputs = case.ranks.iter();
-        let outputs = outputs.map(|_| Rows::rounded(element, activations(count, random)));
-        let outputs = outputs.collect();
+        let mut outputs = Vec::new();
+        for rank in 0..case.setup.ranks {
+            let rows = ExpectedRows::new(&case.setup, &inputs, rank)?.rows();
+            let mut values = activations(rows * case.setup.hidden_size, random);
+            values.resize(count, f32::NAN);
+            outputs.push(Rows::rounded(element, values));
+        }
         let weights = weights.map(|weight_type| {
             let ranks = case.ranks.iter();
             let ranks = ranks.map(|rank| {
@@ -187,21 +192,19 @@ fn input_type(case: &EpCase) -> Result<InputType> {
     })
 }
 
-/// Expert outputs as they come home: quantized and dequantized, where the format says so, but for those of the shared
-/// expert, which never leave.
+/// Expert outputs of the rows that there are, as they come home: quantized and dequantized, where the format says so,
+/// but for those of the shared expert, which never leave.
 fn came_home(case: &EpCase, outputs: &Rows, rows: &ExpectedRows) -> Result<Rows> {
     let hidden = case.setup.hidden_size;
+    let count = rows.rows() * hidden;
     let format = case.combine.context("the case has no combine")?;
-    let Rows::Bf16(values) = outputs else {
-        return Ok(outputs.clone());
+    let mut home = match outputs {
+        Rows::Bf16(values) => values[..count].to_vec(),
+        Rows::F16(values) => return Ok(Rows::F16(values[..count].to_vec())),
+        Rows::F32(values) => return Ok(Rows::F32(values[..count].to_vec())),
     };
-    let mut home = values.clone();
-    let routed = rows.shared_tokens.len()..rows.rows();
-    for row in home
-        .chunks_exact_mut(hidden)
-        .take(routed.end)
-        .skip(routed.start)
-    {
+    let routed = home.chunks_exact_mut(hidden).skip(rows.shared_tokens.len());
+    for row in routed {
         if let Some(values) = returned_row(format, bytemuck::cast_slice(row)) {
             for (element, value) in row.iter_mut().zip(values) {
                 *element = bf16::from_f32(value);

@@ -214,17 +214,32 @@ impl EpCase {
     /// # Errors
     /// A device that fails, or the first thing that differs.
     pub fn check_round_trips(&self, devices: &[Device], returns: &Returns) -> Result<()> {
+        let weights = returns.weights.as_ref().and_then(|ranks| ranks.first());
+        let weights = weights.map_or("without weights".to_owned(), |weights| {
+            format!("weights {}", weights.input_type())
+        });
         for device in devices {
-            for &mode in Mode::of_round_trip(self) {
-                let case = self.clone().side_by_side(device);
-                let run = || World::new(device, &case)?.check_round_trip(&case, mode, returns);
-                run().with_context(|| {
-                    let weights = returns.weights.as_ref().and_then(|ranks| ranks.first());
-                    let weights = weights.map_or("without weights".to_owned(), |weights| {
-                        format!("weights {}", weights.input_type())
-                    });
-                    format!("{self}; {weights}; {mode:?}, on {}", device.description())
-                })?;
+            // Ranks side by side take another launch, and so another group.
+            let (streams, others): (Vec<_>, Vec<_>) = Mode::of_round_trip(self)
+                .iter()
+                .partition(|&&mode| mode == Mode::Streams);
+            let side_by_side = self.clone().side_by_side(device);
+            for (case, modes) in [(self, others), (&side_by_side, streams)] {
+                let mut world = None;
+                for mode in modes {
+                    let mut run = || -> Result<()> {
+                        let world = match &mut world {
+                            Some(world) => world,
+                            none => none.insert(World::new(device, case)?),
+                        };
+                        world.check_round_trip(case, mode, returns)?;
+                        Ok(())
+                    };
+                    run().with_context(|| {
+                        let device = device.description();
+                        format!("{self}; {weights}; {mode:?}, on {device}")
+                    })?;
+                }
             }
         }
         Ok(())

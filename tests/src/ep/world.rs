@@ -90,16 +90,21 @@ impl DeviceInput {
     /// # Errors
     /// As [`Device::upload`].
     pub fn upload(device: &Device, case: &EpCase) -> Result<Vec<Self>, EpError> {
-        let ranks = case.ranks.iter().map(|rank| {
-            let factor = (case.setup.format == TokenFormat::Nvfp4)
-                .then(|| device.upload(&[case.setup.global_factor]));
-            Ok(Self {
-                tokens: device.upload(&rank.tokens)?,
-                topk_ids: device.upload(&rank.topk_ids)?,
-                factor: factor.transpose()?,
-            })
-        });
-        ranks.collect()
+        (0..case.ranks.len())
+            .map(|rank| Self::of_rank(device, case, rank))
+            .collect()
+    }
+
+    /// That of rank `rank`.
+    fn of_rank(device: &Device, case: &EpCase, rank: usize) -> Result<Self, EpError> {
+        let rank = &case.ranks[rank];
+        let factor = (case.setup.format == TokenFormat::Nvfp4)
+            .then(|| device.upload(&[case.setup.global_factor]));
+        Ok(Self {
+            tokens: device.upload(&rank.tokens)?,
+            topk_ids: device.upload(&rank.topk_ids)?,
+            factor: factor.transpose()?,
+        })
     }
 
     /// As dispatch and combine take them.
@@ -136,17 +141,24 @@ impl World {
     /// # Errors
     /// As the library's own.
     pub fn with_config(device: &Device, case: &EpCase, config: EpConfig) -> Result<Self> {
-        let ranks = config.ranks();
-        let group = match case.launch {
+        Self::of(match case.launch {
             Some(shape) => EpGroup::with_launch(device, config, shape)?,
             None => EpGroup::new(device, config)?,
-        };
-        let streams = (0..ranks).map(|_| device.create_stream());
-        let received = (0..ranks).map(|_| group.allocate_received());
+        })
+    }
+
+    /// The ranks of a group, or of a member of a larger one.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn of(group: EpGroup) -> Result<Self> {
+        let device = group.device().clone();
+        let streams = group.ranks().iter().map(|_| device.create_stream());
+        let received = group.ranks().iter().map(|_| group.allocate_received());
         Ok(Self {
             streams: streams.collect::<Result<_, _>>()?,
             received: received.collect::<Result<_, _>>()?,
-            device: device.clone(),
+            device,
             group,
         })
     }
@@ -157,12 +169,38 @@ impl World {
     /// # Errors
     /// As the library's own.
     pub fn dispatch(&mut self, case: &EpCase, mode: Mode) -> Result<(), EpError> {
-        let inputs = DeviceInput::upload(&self.device, case)?;
+        let inputs = self.upload(case)?;
+        self.queue(&inputs, mode)?;
+        self.group.check()
+    }
+
+    /// Puts the inputs of a round on the device: those of its own ranks.
+    fn upload(&self, case: &EpCase) -> Result<Vec<DeviceInput>, EpError> {
+        let ranks = self.group.ranks().iter();
+        ranks
+            .map(|rank| DeviceInput::of_rank(&self.device, case, rank.number()))
+            .collect()
+    }
+
+    /// The same, and a pattern in the outputs.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn prepare(&mut self, case: &EpCase) -> Result<Vec<DeviceInput>, EpError> {
+        self.fill(BACKGROUND)?;
+        self.upload(case)
+    }
+
+    /// A round of inputs that are on the device, which is not waited for.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn queue(&mut self, inputs: &[DeviceInput], mode: Mode) -> Result<(), EpError> {
         let batches: Vec<_> = inputs.iter().map(DeviceInput::batch).collect();
         if mode.dispatches_at_once() {
             self.group
                 .dispatch(&self.streams[0], &batches, &mut self.received)?;
-            return self.group.check();
+            return Ok(());
         }
         let mut pending = Vec::new();
         for (number, batch) in batches.iter().enumerate() {
@@ -178,7 +216,7 @@ impl World {
             let stream = &self.streams[mode.stream_of(number)];
             self.group.ranks_mut()[number].dispatch_wait(stream, pending, received)?;
         }
-        self.group.check()
+        Ok(())
     }
 
     /// One fused round of batches that the caller made.
@@ -234,8 +272,19 @@ impl World {
     pub fn check_round(&mut self, case: &EpCase, mode: Mode) -> Result<()> {
         self.fill(BACKGROUND)?;
         self.dispatch(case, mode)?;
-        let found = self.download()?;
-        self.compare(case, BACKGROUND, &found)
+        self.compare_round(case)?;
+        self.check_counters()
+    }
+
+    /// Holds what [`queue`](Self::queue) led to, over outputs that [`prepare`](Self::prepare) has filled, to the
+    /// reference. Waits for the device. It does not look at the words that ranks wait for: one of another process may
+    /// have begun the next round.
+    ///
+    /// # Errors
+    /// As the library's own, or the first thing that differs.
+    pub fn compare_round(&self, case: &EpCase) -> Result<()> {
+        self.group.check()?;
+        self.compare_outputs(case, BACKGROUND, &self.download()?)
     }
 
     /// Holds downloaded outputs to the reference, over outputs that were full of `background`.
@@ -243,11 +292,24 @@ impl World {
     /// # Errors
     /// The first thing that differs.
     pub fn compare(&self, case: &EpCase, background: u8, found: &[ReceivedBytes]) -> Result<()> {
+        self.compare_outputs(case, background, found)?;
+        self.check_counters()
+    }
+
+    fn compare_outputs(
+        &self,
+        case: &EpCase,
+        background: u8,
+        found: &[ReceivedBytes],
+    ) -> Result<()> {
         let (rows, quantized) = case.expected()?;
         let before = case.background(background);
-        for (rank, rows) in rows.iter().enumerate() {
-            rows.check(&quantized, &before, &found[rank], case.order)?;
-            let handles = self.received[rank].pairs().download()?;
+        let local = self.group.ranks().iter().zip(found).zip(&self.received);
+        for ((rank, found), received) in local {
+            let rank = rank.number();
+            let rows = &rows[rank];
+            rows.check(&quantized, &before, found, case.order)?;
+            let handles = received.pairs().download()?;
             let expected = rows.handles.iter().map(|&(end, count)| [end, count]);
             ensure!(
                 handles == expected.collect::<Vec<_>>(),
@@ -255,7 +317,7 @@ impl World {
                 rows.handles
             );
         }
-        self.check_counters()
+        Ok(())
     }
 
     /// Holds the words that a round must leave as it found them to that.

@@ -8,6 +8,7 @@
 pub mod cases;
 pub mod check;
 pub mod dump;
+pub mod ep;
 pub mod input;
 pub mod measure;
 pub mod record;

@@ -13,6 +13,7 @@ use crate::bench::measure::Bench;
 use crate::bench::record::{CaseRecord, History, Record, Speed};
 use crate::bench::stats::rounded;
 use crate::bench::{dump, input, table};
+use crate::commands::bench_ep;
 use crate::files::{HiddenStates, write_atomically};
 use crate::flags::{BenchBackend, BenchFlags, BenchQuantizeFlags, BenchSubject};
 use crate::plots::{ThroughputBar, TimeLabels, TimeSeries, throughput, times};
@@ -34,6 +35,7 @@ const RECORD_FILE: &str = "quantize.json";
 pub fn run(flags: BenchFlags, report: Report) -> Result<()> {
     match flags.subject {
         BenchSubject::Quantize(flags) => quantize(&flags, report),
+        BenchSubject::Ep(flags) => bench_ep::run(&flags, report),
     }
 }
 
@@ -298,7 +300,7 @@ fn series(record: &Record, group: Group, extent: fn(&CaseRecord) -> usize) -> Ve
 }
 
 /// Release of the GPU's driver, from `nvidia-smi` or the kernel module.
-fn driver_version() -> Option<String> {
+pub(super) fn driver_version() -> Option<String> {
     let query = [
         "--query-gpu=driver_version",
         "--format=csv,noheader",
@@ -315,7 +317,7 @@ fn driver_version() -> Option<String> {
 }
 
 /// This program's arguments, as one would type them.
-fn command_line() -> String {
+pub(super) fn command_line() -> String {
     let mut command = Command::new("xtask");
     command.args(std::env::args_os().skip(1));
     crate::process::shown(&command)
@@ -333,8 +335,10 @@ mod tests {
         let Parsed::Bench(flags) = Cli::parse_from(line.split_whitespace()).command else {
             panic!("not bench");
         };
-        let BenchSubject::Quantize(flags) = flags.subject;
-        flags
+        match flags.subject {
+            BenchSubject::Quantize(flags) => flags,
+            BenchSubject::Ep(_) => panic!("not quantize"),
+        }
     }
 
     #[test]

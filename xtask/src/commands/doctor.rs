@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Result, anyhow, bail};
 use cuda_builder::ptxas::Ptxas;
 use serde::Serialize;
-use tokenyard::Device;
+use tokenyard::{Device, Topology};
 
 use crate::engine::why_no_gpu;
 use crate::process::{capture, find_program};
@@ -168,6 +168,13 @@ fn examine(root: Option<&Path>) -> Vec<Finding> {
             "install an NVIDIA driver, release 525 or newer, from your system's packages",
         ),
         Finding::new(
+            "Paths between GPUs",
+            "for expert-parallel groups over several GPUs",
+            topology(),
+            State::Optional,
+            "nvidia-smi topo -m   (shows what connects the GPUs)",
+        ),
+        Finding::new(
             "compute-sanitizer",
             "for `run.sh --sanitizer` in a GPU bundle",
             find_program("compute-sanitizer")
@@ -226,6 +233,16 @@ fn gpu() -> Result<String> {
     if let Some(details) = driver_and_memory() {
         text.push_str(", ");
         text.push_str(&details);
+    }
+    Ok(text)
+}
+
+/// Which GPUs reach which; an error that names the pairs that do not.
+fn topology() -> Result<String> {
+    let topology = Topology::of_gpus().map_err(|error| anyhow!(why_no_gpu(&error)))?;
+    let text = topology.to_string();
+    if topology.gpus.is_empty() || topology.paths.iter().any(|path| !path.access) {
+        bail!("{text}");
     }
     Ok(text)
 }

@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod bench;
+pub mod bench_ep;
 mod ci;
 mod dequantize;
 mod dispatch;

@@ -6,16 +6,21 @@ use crate::device::Device;
 use crate::ep::config::EpConfig;
 use crate::ep::error::EpError;
 use crate::ep::launch::{COMBINE, LaunchShape, Launches};
+use crate::ep::peers::ReceiveMemory;
+use crate::ep::state::fill_table;
 use kernels_gpu::ep::combine::{Combining, WeightType};
 use kernels_gpu::ep::{Counters, Output, Peer, Rank};
+use std::ops::Range;
 use std::ptr;
 
 /// The combine buffers of all ranks, and how the kernels are launched.
 pub(in crate::ep) struct CombineMemory {
     pub(super) format: CombineFormat,
     pub(super) launches: Launches<CombineFormat, Combining>,
+    /// Of the ranks from `first` on.
     ranks: Vec<RankMemory>,
-    /// `[ranks, 2]`: a [`Peer`] for each.
+    first: usize,
+    /// `[ranks, 2]`: a [`Peer`] for each of the group.
     addresses: DeviceBuffer<u64>,
     /// The ranks' arguments of the next fused launch.
     arguments: DeviceBuffer<u8>,
@@ -42,49 +47,56 @@ pub struct ReturnCounters {
 }
 
 impl CombineMemory {
+    /// What the ranks `local` have. What other ranks write of it comes from `memory`, for each rank in the order of
+    /// [`addresses`](Self::addresses); where the others have it is [told](Self::upload_addresses) later.
     pub(in crate::ep) fn new(
         device: &Device,
         config: &EpConfig,
         format: CombineFormat,
+        local: Range<usize>,
         launch: Option<LaunchShape>,
+        memory: &mut ReceiveMemory,
     ) -> Result<Self, EpError> {
         let row = format.row_bytes(config.hidden_size());
         let several_nodes = config.ranks_per_node() < config.ranks();
         let shared = format.shared_bytes(config.hidden_size() as u32);
         let name = format.name();
-        let launches = Launches::new(
-            device,
-            COMBINE,
-            format,
-            name,
-            config.ranks(),
-            shared,
-            launch,
-        )?;
+        let launches = Launches::new(device, COMBINE, format, name, local.len(), shared, launch)?;
+        let rows = config.max_tokens_per_rank() * config.top_k() * row;
         let allocate = |_| {
             Ok::<_, EpError>(RankMemory {
-                rows: device.alloc(config.max_tokens_per_rank() * config.top_k() * row)?,
-                counts: device.alloc_filled(config.pairs(), 0xFF)?,
+                rows: memory.alloc(device, rows)?,
+                counts: memory.alloc_filled(device, config.pairs(), 0xFF)?,
                 counters: device.alloc_filled(Counters::words(0), 0)?,
                 send_rows: several_nodes
                     .then(|| device.alloc(config.output_rows() * row))
                     .transpose()?,
             })
         };
-        let ranks = (0..config.ranks())
-            .map(allocate)
-            .collect::<Result<Vec<_>, _>>()?;
-        let addresses: Vec<u64> = ranks
-            .iter()
-            .flat_map(|rank| [rank.rows.as_ptr() as u64, rank.counts.as_ptr() as u64])
-            .collect();
+        let (first, ranks) = (local.start, local.len());
         Ok(Self {
             format,
             launches,
-            addresses: device.upload(&addresses)?,
-            arguments: device.alloc(argument_bytes(config.ranks()))?,
-            ranks,
+            addresses: device.alloc(2 * config.ranks())?,
+            arguments: device.alloc(argument_bytes(ranks))?,
+            ranks: local.map(allocate).collect::<Result<_, _>>()?,
+            first,
         })
+    }
+
+    /// Where rank `number` gets rows home: rows and counts.
+    pub(in crate::ep) fn addresses(&self, number: usize) -> [u64; 2] {
+        let RankMemory { rows, counts, .. } = self.rank(number);
+        [rows.as_ptr() as u64, counts.as_ptr() as u64]
+    }
+
+    /// Tells where all ranks get rows home.
+    pub(in crate::ep) fn upload_addresses(&self, addresses: &[u64]) -> Result<(), EpError> {
+        fill_table(&self.addresses, addresses)
+    }
+
+    fn rank(&self, number: usize) -> &RankMemory {
+        &self.ranks[number - self.first]
     }
 
     /// The arguments of rank `number`, which sends home `outputs` of `max_rows` rows, after a dispatch with `output`.
@@ -97,7 +109,7 @@ impl CombineMemory {
         outputs: *const u8,
         max_rows: usize,
     ) -> Combining {
-        let memory = &self.ranks[number];
+        let memory = self.rank(number);
         let send_rows = memory.send_rows.as_ref();
         Combining {
             rank: Rank {
@@ -140,12 +152,12 @@ impl CombineMemory {
 
     /// The receive counts of rank `rank`. Waits for the device.
     pub(in crate::ep) fn counts(&self, rank: usize) -> Result<Vec<u64>, EpError> {
-        Ok(self.ranks[rank].counts.download()?)
+        Ok(self.rank(rank).counts.download()?)
     }
 
     /// The counters of rank `rank`. Waits for the device.
     pub(in crate::ep) fn counters(&self, rank: usize) -> Result<ReturnCounters, EpError> {
-        let words = self.ranks[rank].counters.download()?;
+        let words = self.rank(rank).counters.download()?;
         Ok(ReturnCounters {
             sent: words[Counters::sent_word(0)],
             ready: words[Counters::ready_word(0)],

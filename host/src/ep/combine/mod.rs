@@ -18,6 +18,7 @@ pub use refused::Refused;
 
 use super::batch::{Batch, BatchIdentity};
 use super::error::EpError;
+use super::peers::Phase;
 use super::received::{Dispatched, GroupDispatched, Received};
 use super::state::GroupState;
 use crate::backend::LaunchConfig;
@@ -84,6 +85,7 @@ impl<'r> Dispatched<'r> {
         let index = progress.next_combine(&state.config, self.rank, self.round)?;
         progress.queue_return(&state.config, self.rank, self.round, stream, || {
             let launches = &memory.launches;
+            state.await_receipts(stream, self.rank, Phase::Combine)?;
             // SAFETY: everything has the sizes that the shape leads to: the outputs were checked, the rest was
             // allocated for it. The receivers are done with the previous combine, which `progress` sees to.
             unsafe { (launches.entries.send)(stream, launches.send, state.shape(), combining) }
@@ -143,7 +145,8 @@ impl PendingCombine<'_> {
             // SAFETY: as in `send_home`; batch and target were checked.
             unsafe {
                 (launches.entries.receive)(stream, launches.receive, state.shape(), combining)
-            }
+            }?;
+            state.give_receipts(stream, self.rank, Phase::Combine)
         })?;
         Ok(())
     }
@@ -193,20 +196,16 @@ impl GroupDispatched<'_> {
         let fused = memory.launches.fused.map_err(|limit| limit.error(ranks))?;
         // Everything is checked for all ranks before the first word is queued for one.
         let mut arguments = Vec::with_capacity(ranks);
-        for (rank, target) in targets.into_iter().enumerate() {
-            let combining = bind(
-                &state,
-                memory,
-                rank,
-                &mut self.received[rank],
-                outputs[rank],
-            )?;
-            let identity = self.batches[rank];
-            let combining = aim(&state, memory, combining, identity, &batches[rank], target)?;
+        for (index, target) in targets.into_iter().enumerate() {
+            let rank = state.local.start + index;
+            let received = &mut self.received[index];
+            let combining = bind(&state, memory, rank, received, outputs[index])?;
+            let (identity, batch) = (self.batches[index], &batches[index]);
+            let combining = aim(&state, memory, combining, identity, batch, target)?;
             arguments.push(combining);
         }
         let mut progress = state.progress();
-        for rank in (0..ranks).filter(|&rank| state.check_takes_part(rank).is_ok()) {
+        for rank in state.taking_part() {
             progress.next_combine(&state.config, rank, self.round)?;
         }
         let slots = memory.argument_slots();
@@ -218,8 +217,15 @@ impl GroupDispatched<'_> {
                 // behind them.
                 unsafe { stream.launch(one, ep_bind_combine::Args { combining, slot })? };
             }
+            for rank in state.taking_part() {
+                state.await_receipts(stream, rank, Phase::Combine)?;
+            }
             // SAFETY: as for the split operations.
-            unsafe { (memory.launches.entries.fused)(stream, fused, state.shape(), slots) }
+            unsafe { (memory.launches.entries.fused)(stream, fused, state.shape(), slots) }?;
+            for rank in state.taking_part() {
+                state.give_receipts(stream, rank, Phase::Combine)?;
+            }
+            Ok(())
         })?;
         Ok(())
     }

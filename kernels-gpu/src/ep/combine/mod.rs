@@ -31,6 +31,7 @@ pub use shared_memory::shared_bytes;
 
 use super::MAX_THREADS;
 use super::arguments::Shape;
+use super::wait::Failure;
 use cuda_std::prelude::*;
 use cuda_std::view::GlobalViewMut;
 use reduce::Reducer;
@@ -43,6 +44,10 @@ use rows::RowSender;
 /// As for the entries.
 #[inline(always)]
 unsafe fn send<F: CombineFormat>(shape: &Shape, combining: &Combining) {
+    // A receiver that may still read what this would write over.
+    if shape.has(Shape::RECEIPTS) && Failure::of(&combining.rank).is_recorded() {
+        return;
+    }
     // SAFETY: the caller's obligation.
     unsafe {
         RowSender { shape, combining }.send_rows::<F>();

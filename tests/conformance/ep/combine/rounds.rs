@@ -110,7 +110,7 @@ fn late_rounds(device: &Device, rounds: usize, seed: u64) -> Result<()> {
 /// The same with what experts made of rows, and everything compared with the reference, in every format home, with a
 /// shared expert and over nodes too.
 fn every_format(context: &Context) -> Result<()> {
-    let rounds = context.pick(400, 30);
+    let rounds = context.pick(200, 30);
     let device = context.device();
     for format in CombineFormat::ALL {
         for (shared, nodes) in [(false, 3), (true, 3), (false, 1)] {

@@ -35,7 +35,7 @@ fn setup(ranks: usize) -> Setup {
 
 /// Every schedule, with more seeds than other cases have, as races take: two round trips, in every mode.
 fn late_ones(context: &Context, format: CombineFormat, number: u64) -> Result<()> {
-    let context = &context.with_more_seeds(4);
+    let context = &context.with_more_seeds(2);
     let shared = Setup {
         fused_shared_expert: true,
         skip_a2a: number % 2 == 1,
