@@ -187,7 +187,8 @@ fn the_demonstration_ends_with_a_layer() {
     let (folder, input) = folder_with_input();
     let out = folder.path().join("out");
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.arg("run").arg(&input).arg("--out").arg(&out);
+    command.arg("run").arg("--input").arg(&input);
+    command.arg("--out").arg(&out);
     succeed(command.args(["--backend", "emulator"]).output().unwrap());
     let results = fs::read(out.join("results.json")).unwrap();
     let results: serde_json::Value = serde_json::from_slice(&results).unwrap();
