@@ -6,7 +6,7 @@ use crate::error::DeviceError;
 use cuda_driver::extra::{
     self, CaptureMode, DriverError, FunctionAttribute, GraphExec, LaunchAttributes,
     TensorMapDataType, TensorMapInterleave, TensorMapL2Promotion, TensorMapOobFill,
-    TensorMapSwizzle, TensorMapTiled, encode_tensor_map_tiled, launch_kernel_ex,
+    TensorMapSwizzle, TensorMapTiled, encode_tensor_map_tiled, launch_kernel_ex, load_function,
     set_function_attribute,
 };
 use cuda_std::launch::KernelArgs;
@@ -480,11 +480,23 @@ impl CudaBackend {
         Ok(())
     }
 
+    pub(crate) fn load<A: KernelArgs>(&self) -> Result<(), DeviceError> {
+        let function = self.function::<A>()?;
+        self.enter()?;
+        // SAFETY: a function of the module that is loaded in the context, which was entered.
+        match unsafe { load_function(function.0.cast()) } {
+            // It may load code late all the same, but has no function to prevent that.
+            Err(DriverError::TooOld { .. }) => Ok(()),
+            other => other.map_err(extra_error("cuFuncLoad")),
+        }
+    }
+
     pub(crate) fn resident_blocks<A: KernelArgs>(
         &self,
         threads: u32,
         shared_bytes: usize,
     ) -> Result<u32, DeviceError> {
+        self.load::<A>()?;
         let function = self.function::<A>()?;
         self.enter()?;
         self.allow_shared_bytes(A::KERNEL.name, function, shared_bytes)?;

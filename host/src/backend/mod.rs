@@ -277,8 +277,18 @@ impl Backend {
         unsafe { dispatch!(self.encode_scale_map(to, scales, tiles, swizzle)) }
     }
 
-    /// Blocks of a kernel that are resident at once on the whole device. Also lets the kernel have so much dynamic
-    /// shared memory, so it comes before the first launch of one that needs more than 48 KiB.
+    /// Loads a kernel's code now. At the first launch it may be too late: the driver may wait for the device then, and
+    /// kernels that wait for this one are not done before.
+    pub(crate) fn load<A: KernelArgs>(&self) -> Result<(), DeviceError> {
+        match self {
+            Self::Cuda(cuda) => cuda.load::<A>(),
+            // There it is a part of the program.
+            Self::Emulator(_) => Ok(()),
+        }
+    }
+
+    /// Blocks of a kernel that are resident at once on the whole device. Also [loads](Self::load) the kernel, and lets it have so
+    /// much dynamic shared memory, so it comes before the first launch of one that needs more than 48 KiB.
     pub(crate) fn resident_blocks<A: KernelArgs>(
         &self,
         threads: u32,

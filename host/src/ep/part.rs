@@ -9,8 +9,8 @@ use super::peers::{Kept, ReceiveMemory, Session};
 use super::rank::EpRank;
 use super::state::GroupState;
 use crate::device::Device;
-use kernels_gpu::ep::receipt::GIVEN;
-use kernels_gpu::ep::shared_bytes;
+use kernels_gpu::ep::receipt::{GIVEN, ep_await_receipts, ep_give_receipts};
+use kernels_gpu::ep::{ep_bind_rank, shared_bytes};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,6 +37,10 @@ impl Part {
         let (format, name) = (config.format(), config.format().name());
         let each = local.len();
         let launches = Launches::new(device, DISPATCH, format, name, each, shared, launch)?;
+        let backend = device.backend();
+        backend.load::<ep_bind_rank::Args>()?;
+        backend.load::<ep_await_receipts::Args>()?;
+        backend.load::<ep_give_receipts::Args>()?;
         let combine = config
             .combine()
             .map(|format| {

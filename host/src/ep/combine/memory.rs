@@ -8,7 +8,7 @@ use crate::ep::error::EpError;
 use crate::ep::launch::{COMBINE, LaunchShape, Launches};
 use crate::ep::peers::ReceiveMemory;
 use crate::ep::state::fill_table;
-use kernels_gpu::ep::combine::{Combining, WeightType};
+use kernels_gpu::ep::combine::{Combining, WeightType, ep_bind_combine};
 use kernels_gpu::ep::{Counters, Output, Peer, Rank};
 use std::ops::Range;
 use std::ptr;
@@ -62,6 +62,7 @@ impl CombineMemory {
         let shared = format.shared_bytes(config.hidden_size() as u32);
         let name = format.name();
         let launches = Launches::new(device, COMBINE, format, name, local.len(), shared, launch)?;
+        device.backend().load::<ep_bind_combine::Args>()?;
         let rows = config.max_tokens_per_rank() * config.top_k() * row;
         let allocate = |_| {
             Ok::<_, EpError>(RankMemory {

@@ -79,6 +79,7 @@ driver_fn! {
         attribute: FunctionAttribute,
         value: c_int,
     );
+    fn cu_func_load = cuFuncLoad, since "12.4", (function: RawFunction);
 }
 
 /// `cuLaunchKernelEx` (CUDA 11.8): launches a kernel with attributes.
@@ -153,6 +154,23 @@ pub unsafe fn set_function_attribute(
 ) -> Result<(), DriverError> {
     // SAFETY: the caller's promise.
     unsafe { cu_func_set_attribute(function, attribute, value) }
+}
+
+/// `cuFuncLoad` (CUDA 12.4): loads a function's code now.
+///
+/// The driver otherwise does so at the first launch, and may wait for the device then: for ever, if what runs there waits for
+/// the kernel that is to be launched.
+///
+/// # Safety
+///
+/// `function` is a function of a loaded module of the current context.
+///
+/// # Errors
+///
+/// No driver, or one that is older ([`DriverError::TooOld`]).
+pub unsafe fn load_function(function: RawFunction) -> Result<(), DriverError> {
+    // SAFETY: the caller's promise.
+    unsafe { cu_func_load(function) }
 }
 
 #[cfg(test)]

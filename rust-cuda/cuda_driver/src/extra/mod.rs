@@ -6,6 +6,7 @@
 //! | [`encode_tensor_map_tiled`] | `cuTensorMapEncodeTiled` | CUDA 12.0 |
 //! | [`launch_kernel_ex`] | `cuLaunchKernelEx` | CUDA 11.8 |
 //! | [`set_function_attribute`] | `cuFuncSetAttribute` | CUDA 9.0 |
+//! | [`load_function`] | `cuFuncLoad` | CUDA 12.4 |
 //! | [`begin_capture`], [`end_capture`] | `cuStreamBeginCapture_v2`, `cuStreamEndCapture` | CUDA 10.1 |
 //! | [`Graph`], [`GraphExec`] | `cuGraphInstantiateWithFlags`, `cuGraphLaunch`, `cuGraph(Exec)Destroy` | CUDA 11.4 |
 //! | [`memory_info`] | `cuMemGetInfo_v2` | CUDA 3.2 |
@@ -29,7 +30,8 @@ use crate::loader::{NoDriver, Symbol, Unresolved};
 
 pub use graph::{CaptureMode, Graph, GraphExec, begin_capture, end_capture};
 pub use launch::{
-    FunctionAttribute, LaunchAttributes, LaunchConfig, launch_kernel_ex, set_function_attribute,
+    FunctionAttribute, LaunchAttributes, LaunchConfig, launch_kernel_ex, load_function,
+    set_function_attribute,
 };
 pub use tensor_map::{
     CUtensorMap, MAX_TENSOR_RANK, TensorMapDataType, TensorMapInterleave, TensorMapL2Promotion,
