@@ -1,11 +1,15 @@
 //! The list of cases, and how it is run and summed up.
 
 use std::process::ExitCode;
+use std::sync::{PoisonError, RwLock};
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Completion, Conclusion, Failed, Trial};
 
 use crate::backend::{self, Backend, Context, Settings};
+
+/// Held by every case that runs on a GPU; by one that must be alone there, for itself.
+static GPU: RwLock<()> = RwLock::new(());
 
 /// Cases, each under the name of the backend that it runs on: `emulator::router::matches_the_host`.
 pub struct Suite {
@@ -56,6 +60,21 @@ impl Suite {
         self.cuda(name, case);
     }
 
+    /// Adds a case that runs on both backends, and has the GPU for itself: one whose kernels wait for others that are
+    /// launched later, on another stream. A cooperative launch of another case, itself waiting for the room that
+    /// the first ones take, could be in front of those.
+    pub fn both_alone(
+        &mut self,
+        name: &str,
+        case: impl Fn(&Context) -> Result<()> + Clone + Send + 'static,
+    ) {
+        self.emulator(name, case.clone());
+        self.on_gpu(name, move |context| {
+            let _alone = GPU.write().unwrap_or_else(PoisonError::into_inner);
+            case(context)
+        });
+    }
+
     /// Adds a case that runs in the emulator only.
     pub fn emulator(&mut self, name: &str, case: impl Fn(&Context) -> Result<()> + Send + 'static) {
         let context = self.context(Backend::Emulator);
@@ -67,6 +86,13 @@ impl Suite {
 
     /// Adds a case that runs on a GPU only.
     pub fn cuda(&mut self, name: &str, case: impl Fn(&Context) -> Result<()> + Send + 'static) {
+        self.on_gpu(name, move |context| {
+            let _shared = GPU.read().unwrap_or_else(PoisonError::into_inner);
+            case(context)
+        });
+    }
+
+    fn on_gpu(&mut self, name: &str, case: impl Fn(&Context) -> Result<()> + Send + 'static) {
         let context = self.context(Backend::Cuda);
         let require = self.settings.require_cuda;
         self.trials

@@ -17,10 +17,10 @@ use tokenyard_tests::{Context, Suite};
 use super::small;
 
 pub fn register(suite: &mut Suite) {
-    suite.both("ep::peers::across_devices", across_devices);
+    suite.both_alone("ep::peers::across_devices", across_devices);
     suite.both("ep::peers::memory", memory);
-    suite.both("ep::peers::processes", processes);
-    suite.both("ep::peers::death", death);
+    suite.both_alone("ep::peers::processes", processes);
+    suite.both_alone("ep::peers::death", death);
 }
 
 /// Devices that reach each other. One GPU counts twice.

@@ -16,7 +16,7 @@ use crate::report::{self, Report};
 use crate::workspace;
 
 /// Largest bundle that is made.
-const MAX_BYTES: u64 = 60 << 20;
+const MAX_BYTES: u64 = 96 << 20;
 
 /// Describes the bundle, and marks a folder as one.
 const MANIFEST: &str = workspace::BUNDLE_MANIFEST;
