@@ -286,7 +286,8 @@ pub struct ParseOptionError {
     pub accepted: Vec<&'static str>,
 }
 
-fn parse<T: Copy>(
+/// The value whose name is `given`, in whatever case.
+pub(crate) fn parse<T: Copy>(
     option: &'static str,
     all: &[T],
     name: impl Fn(T) -> &'static str,

@@ -1,6 +1,6 @@
 //! The formats that tokens travel in.
 
-use crate::options::ParseOptionError;
+use crate::options::{ParseOptionError, parse};
 use kernels_gpu::ep::{self as kernels, ScaleLayout, TokenFormat as _, WireFormat};
 use std::fmt;
 use std::str::FromStr;
@@ -96,13 +96,6 @@ impl FromStr for TokenFormat {
     type Err = ParseOptionError;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|format| format.name().eq_ignore_ascii_case(given))
-            .ok_or_else(|| ParseOptionError {
-                option: "token format",
-                given: given.to_owned(),
-                accepted: Self::ALL.map(Self::name).to_vec(),
-            })
+        parse("token format", &Self::ALL, Self::name, given)
     }
 }

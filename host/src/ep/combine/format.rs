@@ -1,6 +1,6 @@
 //! The formats that rows travel home in.
 
-use crate::options::ParseOptionError;
+use crate::options::{ParseOptionError, parse};
 use kernels_gpu::ep::combine::{self as kernels, CombineFormat as _, QuantizedAs};
 use std::fmt;
 use std::str::FromStr;
@@ -132,13 +132,6 @@ impl FromStr for CombineFormat {
     type Err = ParseOptionError;
 
     fn from_str(given: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|format| format.name().eq_ignore_ascii_case(given))
-            .ok_or_else(|| ParseOptionError {
-                option: "combine format",
-                given: given.to_owned(),
-                accepted: Self::ALL.map(Self::name).to_vec(),
-            })
+        parse("combine format", &Self::ALL, Self::name, given)
     }
 }

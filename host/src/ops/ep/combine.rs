@@ -9,12 +9,12 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::super::{
-    Attribute, AttributeKind, Attributes, Behaviour, DType, Direction, OpContext, OpError, Operand,
-    Operation, TensorType, TensorView,
+    Attributes, Behaviour, DType, Direction, OpContext, OpError, Operand, Operation, TensorType,
+    TensorView,
 };
 use super::execute::{Named, check_group, check_tables};
 use super::infer::{Choices, check_tokens, refused};
-use super::schema::{COUNTERS, COUNTS, IDS, RECV, SEND, operand};
+use super::schema::{COMMON_ATTRIBUTES, COUNTERS, COUNTS, IDS, RECV, SEND, operand};
 use super::{EpSession, Half};
 use crate::buffer::DeviceBuffer;
 use crate::ep::{
@@ -23,22 +23,6 @@ use crate::ep::{
 };
 use crate::error::DeviceError;
 
-const ATTRIBUTES: &[Attribute] = &[
-    Attribute::required("input_dtype", AttributeKind::DType),
-    Attribute::required("dispatch_dtype", AttributeKind::DType),
-    Attribute::optional("dispatch_scale_dtype", AttributeKind::DType),
-    Attribute::required("hidden_size", AttributeKind::Int),
-    Attribute::required("top_k", AttributeKind::Int),
-    Attribute::required("n_experts", AttributeKind::Int),
-    Attribute::required("max_token_per_rank", AttributeKind::Int),
-    Attribute::required("n_gpus_per_node", AttributeKind::Int),
-    Attribute::required("n_nodes", AttributeKind::Int),
-    Attribute::optional("fused_shared_expert", AttributeKind::Bool),
-    Attribute::optional("skip_a2a", AttributeKind::Bool),
-    Attribute::optional("allreduce_world_size", AttributeKind::Int),
-    Attribute::required("target", AttributeKind::Text),
-];
-
 const COMBINED: Operand = operand("output_tokens", Direction::Out, &["T", "H"]);
 const ROWS: Operand = operand("input_tokens", Direction::In, &["maxrecv", "H"]);
 const SRC_INFO: Operand = operand("src_info", Direction::In, &["maxrecv", "2"]);
@@ -46,7 +30,7 @@ const WEIGHTS: Operand = operand("router_weights", Direction::In, &["T", "K"]);
 
 pub(super) static BOTH: Operation = Operation {
     name: "ep.combine",
-    attributes: ATTRIBUTES,
+    attributes: COMMON_ATTRIBUTES,
     operands: &[
         COMBINED, ROWS, SRC_INFO, COUNTERS, SEND, RECV, COUNTS, WEIGHTS, IDS,
     ],
@@ -54,13 +38,13 @@ pub(super) static BOTH: Operation = Operation {
 };
 pub(super) static SEND_HALF: Operation = Operation {
     name: "ep.combine_async",
-    attributes: ATTRIBUTES,
+    attributes: COMMON_ATTRIBUTES,
     operands: &[ROWS, SRC_INFO, COUNTERS, SEND, RECV, COUNTS],
     behaviour: &CombineOperation { half: Half::Send },
 };
 pub(super) static RECEIVE_HALF: Operation = Operation {
     name: "ep.combine_wait",
-    attributes: ATTRIBUTES,
+    attributes: COMMON_ATTRIBUTES,
     operands: &[
         COMBINED, ROWS, SRC_INFO, COUNTERS, RECV, COUNTS, WEIGHTS, IDS,
     ],

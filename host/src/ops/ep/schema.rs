@@ -23,6 +23,9 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute::optional("MX_FORMAT", AttributeKind::Text),
 ];
 
+/// Those of combine as well: all but the last three, which concern scales.
+pub(super) const COMMON_ATTRIBUTES: &[Attribute] = ATTRIBUTES.split_at(ATTRIBUTES.len() - 3).0;
+
 pub(super) const fn operand(
     name: &'static str,
     direction: Direction,
