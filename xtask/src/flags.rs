@@ -6,13 +6,14 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tokenyard::ep::TokenFormat;
+use tokenyard::ep::{CombineFormat, TokenFormat};
 use tokenyard::options::{
     DeadBlocks, Format, InputType, NanPolicy, QuantizeOptions, ScaleRounding,
 };
 use tokenyard::{ScaleStore, Swizzle};
 
 use crate::bench::cases::{Filter, Suite};
+use crate::bench::ep::cases::COMBINE_FORMATS;
 use crate::bench::measure::Launch;
 use crate::commands::bench_ep::BenchEpFlags;
 
@@ -496,6 +497,11 @@ fn input_parser() -> impl TypedValueParser<Value = InputType> {
 
 pub fn token_format_parser() -> impl TypedValueParser<Value = TokenFormat> {
     names(TokenFormat::ALL.map(TokenFormat::name)).try_map(|name| name.parse::<TokenFormat>())
+}
+
+/// Accepts the formats of the way home that the benchmark has.
+pub fn combine_format_parser() -> impl TypedValueParser<Value = CombineFormat> {
+    names(COMBINE_FORMATS.map(CombineFormat::name)).try_map(|name| name.parse::<CombineFormat>())
 }
 
 fn scale_rounding_parser() -> impl TypedValueParser<Value = ScaleRounding> {

@@ -1,17 +1,21 @@
-//! `cargo xtask bench ep`: tokens to their experts, on one GPU or on several.
+//! `cargo xtask bench ep`: tokens to their experts and back, on one GPU or on several.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use tokenyard::ep::{EpError, TokenFormat};
+use tokenyard::ep::{CombineFormat, EpError, EpGroup, TokenFormat};
 use tokenyard::{Device, DeviceError, EmulatorOptions};
 
-use crate::bench::ep::cases::{Case, EXPERTS, Extents, HIDDEN_SIZE, TOP_K, busiest_bytes, cases};
-use crate::bench::ep::measure::{Bench, attainable};
-use crate::bench::ep::record::{EpCaseRecord, EpRecord, EpSpeed};
+use crate::bench::ep::cases::{Case, EXPERTS, Extents, HIDDEN_SIZE, TOP_K, cases};
+use crate::bench::ep::check::Reference;
+use crate::bench::ep::marks::marks;
+use crate::bench::ep::measure::{Bench, copy_rate};
+use crate::bench::ep::record::{Attainable, EpCaseRecord, EpRecord, EpSpeed};
+use crate::bench::ep::table;
+use crate::bench::ep::traffic::Traffic;
 use crate::bench::stats::rounded;
 use crate::commands::bench::{command_line, driver_version};
 use crate::files::write_atomically;
-use crate::flags::{BenchBackend, token_format_parser};
+use crate::flags::{BenchBackend, combine_format_parser, token_format_parser};
 use crate::report::Report;
 use crate::workspace;
 
@@ -24,15 +28,17 @@ const RECORD_FILE: &str = "ep.json";
 /// Elements of all ranks' tokens that the emulator dispatches in a few seconds.
 const EMULATED_ELEMENTS: usize = 1 << 16;
 
-/// Time expert-parallel dispatch, on one GPU or on several
+/// Time expert-parallel dispatch and combine, on one GPU or on several
 ///
 /// The shapes are those that others publish: 8 ranks, 256 experts, 8 for each token, rows of 7168, and
-/// 16 to 4096 tokens for each rank, unless told otherwise. Each case is held to the reference, every
-/// byte or, where outputs are large, the number of rows of each expert and source; only then it is
-/// timed: fused and split, 20 rounds to a replay of a CUDA graph, of the slowest GPU. The rate is that of
-/// the bytes that the busiest GPU sends to others, held against a plain copy from each GPU to the next.
+/// 16 to 4096 tokens for each rank, unless told otherwise. Each case is held to the reference first:
+/// everything or, where there is much, a sample of the tokens. Then dispatch, its combine with router
+/// weights, and both together are timed, fused and split; times are of the slowest GPU.
 ///
-/// With one GPU all ranks are on it: the rate is that of its memory.
+/// Rates are of the bytes that the busiest GPU has on its link, held against a plain copy from each GPU
+/// to the next, and of those that it reads and writes in its memory, held against a plain copy there.
+/// With one GPU all ranks are on it, and there is no link. With more, the table of marks says what was
+/// reached. benches/README.md has the definitions.
 ///
 /// The folder of results gets ep.json.
 #[derive(Args, Debug)]
@@ -53,6 +59,10 @@ pub struct BenchEpFlags {
     /// Only this format; repeatable
     #[arg(long, value_parser = token_format_parser(), value_name = "FORMAT")]
     pub format: Vec<TokenFormat>,
+
+    /// Formats of the way home  [default: bf16]
+    #[arg(long, value_delimiter = ',', value_parser = combine_format_parser(), value_name = "FORMAT,..")]
+    pub combine: Vec<CombineFormat>,
 
     /// Elements of a token
     #[arg(long, default_value_t = HIDDEN_SIZE, value_parser = positive(), value_name = "H")]
@@ -105,7 +115,7 @@ pub fn run(flags: &BenchEpFlags, report: Report) -> Result<()> {
         experts: flags.experts,
         ranks: flags.ranks.unwrap_or(RANKS.max(flags.gpus)),
     };
-    let mut wanted = cases(&flags.format, &flags.tokens, extents);
+    let mut wanted = cases(&flags.format, &flags.combine, &flags.tokens, extents);
     if device.is_emulator() {
         let all = wanted.len();
         let elements = |case: &Case| case.tokens * extents.ranks * extents.hidden_size;
@@ -128,30 +138,36 @@ pub fn run(flags: &BenchEpFlags, report: Report) -> Result<()> {
     record.driver = driver_version();
     record.commit = workspace::own_commit();
     record.command = command_line();
-    let path = match device.is_emulator() {
+    record.attainable = match device.is_emulator() {
         true => None,
         false => Some(attainable(&devices, flags.rounds)?),
     };
-    record.attainable_gb_per_second = path.map(|rate| rounded(rate / 1e9));
     let progress = report.progress(wanted.len() as u64);
     for case in &wanted {
         progress.set_message(case.id());
-        let result = examine(
-            case,
-            &devices,
-            flags.rounds,
-            record.attainable_gb_per_second,
-        )
-        .with_context(|| format!("cannot measure {}", case.id()))?;
+        let result = examine(case, &devices, flags.rounds, record.attainable)
+            .with_context(|| format!("cannot measure {}", case.id()))?;
         record.cases.push(result);
         progress.inc(1);
     }
     progress.finish_and_clear();
 
-    if let Some(rate) = record.attainable_gb_per_second {
-        report.line(format!("Attainable by a plain copy: {rate:.1} GB/s"))?;
+    record.marks = marks(&record);
+
+    if let Some(attainable) = record.attainable {
+        let link = attainable.link_gb_per_second;
+        let link = link.map(|rate| format!(" to the next GPU {rate:.1} GB/s,"));
+        report.line(format!(
+            "Attainable by a plain copy:{} within memory {:.1} GB/s read and written",
+            link.unwrap_or_default(),
+            attainable.memory_gb_per_second
+        ))?;
     }
-    report.table(&record.table())?;
+    report.table(&table::times(&record))?;
+    report.table(&table::rates(&record))?;
+    if !record.marks.is_empty() {
+        report.table(&table::marks(&record))?;
+    }
     if !device.is_emulator() {
         let out = flags.out.clone();
         let out = out.unwrap_or_else(|| workspace::default_out().join("bench"));
@@ -179,18 +195,35 @@ fn open(flags: &BenchEpFlags) -> Result<Vec<Device>> {
     }
 }
 
+/// What plain copies attain.
+fn attainable(devices: &[Device], samples: usize) -> Result<Attainable> {
+    let gigabytes = |rate: f64| rounded(rate / 1e9);
+    let link = match devices {
+        [_] => None,
+        several => Some(gigabytes(copy_rate(several, samples)?)),
+    };
+    Ok(Attainable {
+        link_gb_per_second: link,
+        // What is copied is read and written.
+        memory_gb_per_second: gigabytes(2.0 * copy_rate(&devices[..1], samples)?),
+    })
+}
+
 /// Checks a case, and times it if it passes on a GPU.
 fn examine(
     case: &Case,
     devices: &[Device],
     samples: usize,
-    attainable: Option<f64>,
+    attainable: Option<Attainable>,
 ) -> Result<EpCaseRecord> {
     let message_bytes = case.config()?.message_layout().bytes;
     let inputs = case.inputs()?;
-    let bytes = busiest_bytes(case, &inputs, devices.len(), message_bytes);
-    let mut result = EpCaseRecord::new(case, message_bytes, bytes);
-    let mut bench = match Bench::new(devices, case, &inputs) {
+    let traffic = Traffic::new(case, &inputs, devices.len(), message_bytes);
+    let mut result = EpCaseRecord::new(case, message_bytes, traffic);
+    let reference = Reference::new(case, &inputs)?;
+    let bench =
+        groups(devices, case).and_then(|groups| Bench::new(groups, case, &inputs, &reference));
+    let mut bench = match bench {
         Ok(bench) => bench,
         Err(error) if is_out_of_memory(&error) => {
             result.left_out = Some(format!("{error:#}"));
@@ -198,12 +231,24 @@ fn examine(
         }
         Err(error) => return Err(error),
     };
-    result.checked = bench.check(&inputs)?;
+    bench.check()?;
+    result.dispatch.checked = reference.dispatch_checked();
+    result.combine.checked = reference.combine_checked();
     if let Some(attainable) = attainable {
         let samples = bench.measure(samples)?;
-        result.speed = EpSpeed::of(&samples, bytes, attainable);
+        result.speed = EpSpeed::of(&samples, traffic, attainable);
     }
     Ok(result)
+}
+
+/// The group of a case on devices that reach each other, or on one.
+fn groups(devices: &[Device], case: &Case) -> Result<Vec<EpGroup>> {
+    let config = case.config()?;
+    Ok(match devices {
+        // No receipts where one host orders everything.
+        [device] => vec![EpGroup::new(device, config)?],
+        devices => EpGroup::across(devices, config)?,
+    })
 }
 
 /// Whether there is too little memory for a case. That is no fault of the case: with all ranks on one GPU, the
@@ -235,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_run_compares_every_byte_on_one_device_and_on_several() {
+    fn a_trial_run_compares_everything_on_one_device_and_on_several() {
         for gpus in [1, 2] {
             let flags = flags(&format!(
                 "xtask bench ep --backend emulator --gpus {gpus} --ranks 2 --tokens 3 --hidden-size 256 --top-k 2 \
-                 --experts 4"
+                 --experts 4 --combine bf16,mxfp8,nvfp4"
             ));
             let devices = open(&flags).unwrap();
             let extents = Extents {
@@ -248,12 +293,13 @@ mod tests {
                 experts: 4,
                 ranks: 2,
             };
-            let cases = cases(&flags.format, &flags.tokens, extents);
-            assert_eq!(cases.len(), TokenFormat::ALL.len());
+            let cases = cases(&flags.format, &flags.combine, &flags.tokens, extents);
+            assert_eq!(cases.len(), 3 * TokenFormat::ALL.len());
             for case in cases {
                 let result = examine(&case, &devices, 1, None).unwrap();
-                assert_eq!((result.checked, result.speed), (Checked::Bytes, None));
-                assert_eq!(result.left_out, None);
+                let checked = [result.dispatch.checked, result.combine.checked];
+                assert_eq!(checked, [Checked::All; 2]);
+                assert_eq!((result.left_out, result.speed), (None, None));
             }
         }
     }

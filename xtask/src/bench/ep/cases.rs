@@ -1,10 +1,12 @@
-//! What is dispatched.
+//! What is dispatched and combined.
+
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
-use tokenyard::ep::{EpConfig, TokenFormat};
+use tokenyard::ep::{CombineFormat, EpConfig, TokenFormat};
 use tokenyard::options::InputType;
 use tokenyard::reference::ep::{RankTokens, Setup};
 
@@ -22,6 +24,17 @@ pub const EXPERTS: usize = 256;
 /// Tokens of each rank: a decoding batch to a prefill chunk.
 pub const TOKENS: [usize; 9] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
+/// What rows can travel home as: expert outputs are BF16 in all cases.
+pub const COMBINE_FORMATS: [CombineFormat; 3] = [
+    CombineFormat::Bf16,
+    CombineFormat::Mxfp8,
+    CombineFormat::Nvfp4,
+];
+
+/// How long kernels wait for each other. Processes prepare a case each at its own pace, and hold results to the
+/// reference between two rounds.
+const DEADLINE: Duration = Duration::from_secs(60);
+
 /// Tokens and experts as the cases have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extents {
@@ -35,11 +48,21 @@ pub struct Extents {
     pub ranks: usize,
 }
 
+/// The extents of published measurements, on as many GPUs as ranks.
+pub const EXTENTS_OF_MARKS: Extents = Extents {
+    hidden_size: HIDDEN_SIZE,
+    top_k: TOP_K,
+    experts: EXPERTS,
+    ranks: 8,
+};
+
 /// One case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// The format on the wire.
     pub format: TokenFormat,
+    /// The format on the way home: one of [`COMBINE_FORMATS`].
+    pub combine: CombineFormat,
     /// T, of each rank.
     pub tokens: usize,
     /// What all cases of a run have in common.
@@ -52,6 +75,8 @@ pub struct RankInput {
     pub tokens: Vec<bf16>,
     /// `[T, K]`: distinct experts, each as likely as any other.
     pub topk_ids: Vec<i32>,
+    /// `[T, K]`: router weights, those of a token 1 together, but for rounding.
+    pub weights: Vec<f32>,
 }
 
 impl RankInput {
@@ -74,8 +99,9 @@ impl Case {
             ranks,
         } = self.extents;
         format!(
-            "{}/{}x{hidden_size}-k{top_k}-e{experts}-r{ranks}",
+            "{}+{}/{}x{hidden_size}-k{top_k}-e{experts}-r{ranks}",
             self.format.name(),
+            self.combine.name(),
             self.tokens
         )
     }
@@ -96,7 +122,9 @@ impl Case {
             .top_k(top_k)
             .experts(experts)
             .ranks(ranks)
-            .max_tokens_per_rank(self.tokens);
+            .max_tokens_per_rank(self.tokens)
+            .combine(self.combine)
+            .deadline(Some(DEADLINE));
         Ok(config.build()?)
     }
 
@@ -125,75 +153,74 @@ impl Case {
             top_k <= experts,
             "{top_k} experts for each token, of {experts}"
         );
-        let HiddenStates::Bf16(rows) =
-            hidden_states(self.tokens * ranks, hidden_size, InputType::Bf16)
-        else {
-            unreachable!("BF16 rows were asked for");
-        };
-        let mut random = fastrand::Rng::with_seed(self.tokens as u64);
-        let mut ids = || random.choose_multiple(0..experts as i32, top_k);
+        let rows = bf16_rows(self.tokens * ranks, hidden_size);
+        let random = &mut fastrand::Rng::with_seed(self.tokens as u64);
         let inputs = rows
             .chunks(self.tokens * hidden_size)
             .map(|rows| RankInput {
                 tokens: rows.to_vec(),
-                topk_ids: (0..self.tokens).flat_map(|_| ids()).collect(),
+                topk_ids: (0..self.tokens)
+                    .flat_map(|_| random.choose_multiple(0..experts as i32, top_k))
+                    .collect(),
+                weights: (0..self.tokens)
+                    .flat_map(|_| router_weights(top_k, random))
+                    .collect(),
             });
         Ok(inputs.collect())
     }
 }
 
-/// The cases of a run, formats outermost.
-pub fn cases(formats: &[TokenFormat], tokens: &[usize], extents: Extents) -> Vec<Case> {
-    let formats = match formats.is_empty() {
-        true => TokenFormat::ALL.to_vec(),
-        false => formats.to_vec(),
-    };
-    let tokens = match tokens.is_empty() {
-        true => TOKENS.to_vec(),
-        false => tokens.to_vec(),
-    };
-    formats
-        .into_iter()
-        .flat_map(|format| {
-            tokens.clone().into_iter().map(move |tokens| Case {
-                format,
-                tokens,
-                extents,
-            })
-        })
-        .collect()
+/// `[rows, columns]` as models have them; see [`hidden_states`].
+pub fn bf16_rows(rows: usize, columns: usize) -> Vec<bf16> {
+    match hidden_states(rows, columns, InputType::Bf16) {
+        HiddenStates::Bf16(rows) => rows,
+        _ => unreachable!("BF16 rows were asked for"),
+    }
 }
 
-/// Bytes of messages that the GPU with the most of them sends to other GPUs in a round; with one GPU, to other
-/// ranks on it.
-///
-/// Messages are counted whole, with padding and what they say of themselves: it is what the path carries.
-pub fn busiest_bytes(case: &Case, inputs: &[RankInput], gpus: usize, message_bytes: u32) -> u64 {
-    let Extents { experts, ranks, .. } = case.extents;
-    let places = if gpus > 1 { gpus } else { ranks };
-    let place_of = |rank: usize| rank * places / ranks;
-    let mut sent = vec![0_u64; places];
-    for (rank, input) in inputs.iter().enumerate() {
-        let owners = input
-            .topk_ids
-            .iter()
-            .map(|&id| id as usize * ranks / experts);
-        let remote = owners.filter(|&owner| place_of(owner) != place_of(rank));
-        sent[place_of(rank)] += remote.count() as u64 * u64::from(message_bytes);
+/// Weights of a token's experts. None is 0, so that every row counts in the sum.
+fn router_weights(top_k: usize, random: &mut fastrand::Rng) -> Vec<f32> {
+    let weights: Vec<f32> = (0..top_k).map(|_| 0.25 + random.f32()).collect();
+    let sum: f32 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / sum).collect()
+}
+
+/// The cases of a run: every format with every one for the way home, tokens innermost. What is empty stands for the
+/// usual: every format, BF16, and [`TOKENS`].
+pub fn cases(
+    formats: &[TokenFormat],
+    combines: &[CombineFormat],
+    tokens: &[usize],
+    extents: Extents,
+) -> Vec<Case> {
+    fn or<T: Copy>(wishes: &[T], usual: &[T]) -> Vec<T> {
+        match wishes.is_empty() {
+            true => usual.to_vec(),
+            false => wishes.to_vec(),
+        }
     }
-    let busiest = sent.into_iter().max().unwrap_or(0);
-    match gpus {
-        // All ranks share the memory of one GPU, and its rate.
-        1 => busiest * ranks as u64,
-        _ => busiest,
+    let mut cases = Vec::new();
+    for format in or(formats, &TokenFormat::ALL) {
+        for combine in or(combines, &[CombineFormat::Bf16]) {
+            for tokens in or(tokens, &TOKENS) {
+                cases.push(Case {
+                    format,
+                    combine,
+                    tokens,
+                    extents,
+                });
+            }
+        }
     }
+    cases
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    const EXTENTS: Extents = Extents {
+    /// Small enough for the emulator.
+    pub const EXTENTS: Extents = Extents {
         hidden_size: 256,
         top_k: 2,
         experts: 8,
@@ -202,45 +229,38 @@ mod tests {
 
     #[test]
     fn a_run_without_wishes_has_every_format_and_number_of_tokens() {
-        let all = cases(&[], &[], EXTENTS);
+        let all = cases(&[], &[], &[], EXTENTS);
         assert_eq!(all.len(), TokenFormat::ALL.len() * TOKENS.len());
-        let one = cases(&[TokenFormat::Mxfp4], &[3], EXTENTS);
+        assert!(all.iter().all(|case| case.combine == CombineFormat::Bf16));
+        let one = cases(
+            &[TokenFormat::Mxfp4],
+            &[CombineFormat::Nvfp4],
+            &[3],
+            EXTENTS,
+        );
         assert_eq!(one.len(), 1);
-        assert_eq!(one[0].id(), "mxfp4/3x256-k2-e8-r4");
-    }
-
-    #[test]
-    fn only_what_leaves_a_place_counts() {
-        let case = cases(&[TokenFormat::Bf16], &[2], EXTENTS).remove(0);
-        let rank = |ids: [i32; 4]| RankInput {
-            tokens: Vec::new(),
-            topk_ids: ids.into(),
-        };
-        // Experts 0 and 1 are of rank 0, and so on.
-        let inputs = [
-            rank([0, 1, 2, 3]),
-            rank([0, 7, 2, 3]),
-            rank([4, 5, 4, 6]),
-            rank([0, 1, 2, 3]),
-        ];
-        // Four GPUs: rank 3 sends four messages away.
-        assert_eq!(busiest_bytes(&case, &inputs, 4, 100), 400);
-        // Two: ranks 0 and 1 send one, ranks 2 and 3 the four of rank 3.
-        assert_eq!(busiest_bytes(&case, &inputs, 2, 100), 400);
-        // One: each of four ranks counts as the busiest.
-        assert_eq!(busiest_bytes(&case, &inputs, 1, 100), 1600);
+        assert_eq!(one[0].id(), "mxfp4+nvfp4/3x256-k2-e8-r4");
+        let home = cases(&[TokenFormat::Mxfp4], &COMBINE_FORMATS, &[3, 4], EXTENTS);
+        assert_eq!(home.len(), 6);
     }
 
     #[test]
     fn inputs_are_distinct_experts_and_the_same_every_time() {
-        let case = cases(&[TokenFormat::Bf16], &[5], EXTENTS).remove(0);
+        let case = cases(&[TokenFormat::Bf16], &[], &[5], EXTENTS).remove(0);
         let inputs = case.inputs().unwrap();
         assert_eq!(inputs.len(), 4);
         for input in &inputs {
             assert_eq!((input.tokens.len(), input.topk_ids.len()), (5 * 256, 10));
             assert!(input.topk_ids.chunks(2).all(|ids| ids[0] != ids[1]));
+            let sums = input
+                .weights
+                .chunks(2)
+                .map(|weights| weights.iter().sum::<f32>());
+            assert!(sums.map(|sum| (sum - 1.0).abs()).all(|error| error < 1e-6));
         }
-        assert_eq!(inputs[3].topk_ids, case.inputs().unwrap()[3].topk_ids);
+        let again = case.inputs().unwrap();
+        assert_eq!(inputs[3].topk_ids, again[3].topk_ids);
+        assert_eq!(inputs[3].weights, again[3].weights);
         assert_ne!(inputs[0].tokens, inputs[1].tokens);
     }
 }
