@@ -1,14 +1,17 @@
 //! `cargo xtask bench ep`: tokens to their experts and back, on one GPU or on several.
 
+use std::io::{self, Write};
+
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use tokenyard::ep::{CombineFormat, EpError, EpGroup, TokenFormat};
-use tokenyard::{Device, DeviceError, EmulatorOptions};
+use tokenyard::ep::{CombineFormat, TokenFormat};
+use tokenyard::{Device, EmulatorOptions};
 
 use crate::bench::ep::cases::{Case, EXPERTS, Extents, HIDDEN_SIZE, TOP_K, cases};
-use crate::bench::ep::check::Reference;
 use crate::bench::ep::marks::marks;
-use crate::bench::ep::measure::{Bench, copy_rate};
+use crate::bench::ep::measure::copy_rate;
+use crate::bench::ep::outcome::{Outcome, Place};
+use crate::bench::ep::processes::{Orders, Processes};
 use crate::bench::ep::record::{Attainable, EpCaseRecord, EpRecord, EpSpeed};
 use crate::bench::ep::table;
 use crate::bench::ep::traffic::Traffic;
@@ -48,7 +51,11 @@ pub struct BenchEpFlags {
     #[arg(long, default_value_t = 1, value_parser = positive(), value_name = "N")]
     pub gpus: usize,
 
-    /// Ranks, a multiple of the GPUs  [default: 8]
+    /// A process for each GPU, which has one rank, in place of one process for all
+    #[arg(long)]
+    pub processes: bool,
+
+    /// Ranks, a multiple of the GPUs  [default: 8, or one for each process]
     #[arg(long, value_parser = positive(), value_name = "R")]
     pub ranks: Option<usize>,
 
@@ -87,6 +94,14 @@ pub struct BenchEpFlags {
     /// Folder of results; made if missing  [default: out/bench]
     #[arg(long, value_name = "DIR")]
     pub out: Option<std::path::PathBuf>,
+
+    /// What this process is, if it is one of those of `--processes`
+    #[arg(long, hide = true, value_parser = orders)]
+    pub as_process: Option<Orders>,
+}
+
+fn orders(json: &str) -> Result<Orders, serde_json::Error> {
+    serde_json::from_str(json)
 }
 
 fn positive() -> impl clap::builder::TypedValueParser<Value = usize> {
@@ -102,24 +117,25 @@ fn positive() -> impl clap::builder::TypedValueParser<Value = usize> {
 /// Too few GPUs, no path between two of them, a device that fails, results that cannot be written, or outputs that
 /// are not what the reference says.
 pub fn run(flags: &BenchEpFlags, report: Report) -> Result<()> {
+    let extents = extents(flags)?;
+    let wanted = cases(&flags.format, &flags.combine, &flags.tokens, extents);
+    let all = wanted.len();
+    let wanted = runnable(flags, wanted);
+    if let Some(orders) = &flags.as_process {
+        return take_part(flags, &wanted, orders, &mut io::stdout().lock());
+    }
     let devices = open(flags)?;
     let device = &devices[0];
+    let how = match flags.processes {
+        true => ", a process each",
+        false => "",
+    };
     report.line(format!(
-        "Devices: {} x {}",
+        "Devices: {} x {}{how}",
         devices.len(),
         device.description()
     ))?;
-    let extents = Extents {
-        hidden_size: flags.hidden_size,
-        top_k: flags.top_k,
-        experts: flags.experts,
-        ranks: flags.ranks.unwrap_or(RANKS.max(flags.gpus)),
-    };
-    let mut wanted = cases(&flags.format, &flags.combine, &flags.tokens, extents);
     if device.is_emulator() {
-        let all = wanted.len();
-        let elements = |case: &Case| case.tokens * extents.ranks * extents.hidden_size;
-        wanted.retain(|case| elements(case) <= EMULATED_ELEMENTS);
         report.line(format!(
             "A trial run: outputs are compared and nothing is measured, in {} of {all} cases; the others are too \
              large to emulate.",
@@ -135,6 +151,7 @@ pub fn run(flags: &BenchEpFlags, report: Report) -> Result<()> {
         flags.rounds,
         extents,
     );
+    record.processes = flags.processes;
     record.driver = driver_version();
     record.commit = workspace::own_commit();
     record.command = command_line();
@@ -142,16 +159,17 @@ pub fn run(flags: &BenchEpFlags, report: Report) -> Result<()> {
         true => None,
         false => Some(attainable(&devices, flags.rounds)?),
     };
+    let mut ranks = Ranks::start(flags, devices)?;
     let progress = report.progress(wanted.len() as u64);
     for case in &wanted {
         progress.set_message(case.id());
-        let result = examine(case, &devices, flags.rounds, record.attainable)
+        let result = examine(case, &mut ranks, flags, record.attainable)
             .with_context(|| format!("cannot measure {}", case.id()))?;
         record.cases.push(result);
         progress.inc(1);
     }
+    ranks.finish()?;
     progress.finish_and_clear();
-
     record.marks = marks(&record);
 
     if let Some(attainable) = record.attainable {
@@ -168,7 +186,7 @@ pub fn run(flags: &BenchEpFlags, report: Report) -> Result<()> {
     if !record.marks.is_empty() {
         report.table(&table::marks(&record))?;
     }
-    if !device.is_emulator() {
+    if flags.backend == BenchBackend::Cuda {
         let out = flags.out.clone();
         let out = out.unwrap_or_else(|| workspace::default_out().join("bench"));
         let path = out.join(RECORD_FILE);
@@ -209,56 +227,110 @@ fn attainable(devices: &[Device], samples: usize) -> Result<Attainable> {
     })
 }
 
-/// Checks a case, and times it if it passes on a GPU.
+/// Extents of all cases.
+fn extents(flags: &BenchEpFlags) -> Result<Extents> {
+    let usual = match flags.processes {
+        true => flags.gpus,
+        false => RANKS.max(flags.gpus),
+    };
+    let ranks = flags.ranks.unwrap_or(usual);
+    ensure!(
+        !flags.processes || ranks == flags.gpus,
+        "--processes has one rank on each of {} GPUs, not {ranks} ranks",
+        flags.gpus
+    );
+    Ok(Extents {
+        hidden_size: flags.hidden_size,
+        top_k: flags.top_k,
+        experts: flags.experts,
+        ranks,
+    })
+}
+
+/// The cases that are not too large for where they are to run.
+fn runnable(flags: &BenchEpFlags, cases: Vec<Case>) -> Vec<Case> {
+    let elements = |case: &Case| case.tokens * case.extents.ranks * case.extents.hidden_size;
+    let runs = |case: &Case| {
+        flags.backend != BenchBackend::Emulator || elements(case) <= EMULATED_ELEMENTS
+    };
+    cases.into_iter().filter(runs).collect()
+}
+
+/// Samples to take of a case; none in the emulator.
+fn samples(flags: &BenchEpFlags) -> Option<usize> {
+    (flags.backend == BenchBackend::Cuda).then_some(flags.rounds)
+}
+
+/// Who runs the cases.
+enum Ranks {
+    Here(Place),
+    Processes(Processes),
+}
+
+impl Ranks {
+    fn start(flags: &BenchEpFlags, devices: Vec<Device>) -> Result<Self> {
+        Ok(match flags.processes {
+            // The devices are left to the processes.
+            true => Self::Processes(Processes::start(flags.gpus)?),
+            false => Self::Here(Place::Devices(devices)),
+        })
+    }
+
+    fn outcome(&mut self, case: &Case, flags: &BenchEpFlags) -> Result<Outcome> {
+        match self {
+            Self::Here(place) => Outcome::of(case, place, samples(flags)),
+            Self::Processes(processes) => Outcome::of_all(processes.next()?),
+        }
+    }
+
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Here(_) => Ok(()),
+            Self::Processes(processes) => processes.finish(),
+        }
+    }
+}
+
+/// Has a case run, and records what came of it.
 fn examine(
     case: &Case,
-    devices: &[Device],
-    samples: usize,
+    ranks: &mut Ranks,
+    flags: &BenchEpFlags,
     attainable: Option<Attainable>,
 ) -> Result<EpCaseRecord> {
     let message_bytes = case.config()?.message_layout().bytes;
-    let inputs = case.inputs()?;
-    let traffic = Traffic::new(case, &inputs, devices.len(), message_bytes);
+    let traffic = Traffic::new(case, &case.routing()?, flags.gpus, message_bytes);
+    let outcome = ranks.outcome(case, flags)?;
     let mut result = EpCaseRecord::new(case, message_bytes, traffic);
-    let reference = Reference::new(case, &inputs)?;
-    let bench =
-        groups(devices, case).and_then(|groups| Bench::new(groups, case, &inputs, &reference));
-    let mut bench = match bench {
-        Ok(bench) => bench,
-        Err(error) if is_out_of_memory(&error) => {
-            result.left_out = Some(format!("{error:#}"));
-            return Ok(result);
-        }
-        Err(error) => return Err(error),
-    };
-    bench.check()?;
-    result.dispatch.checked = reference.dispatch_checked();
-    result.combine.checked = reference.combine_checked();
-    if let Some(attainable) = attainable {
-        let samples = bench.measure(samples)?;
+    result.dispatch.checked = outcome.dispatch_checked;
+    result.combine.checked = outcome.combine_checked;
+    result.left_out = outcome.left_out;
+    if let (Some(samples), Some(attainable)) = (outcome.samples, attainable) {
         result.speed = EpSpeed::of(&samples, traffic, attainable);
     }
     Ok(result)
 }
 
-/// The group of a case on devices that reach each other, or on one.
-fn groups(devices: &[Device], case: &Case) -> Result<Vec<EpGroup>> {
-    let config = case.config()?;
-    Ok(match devices {
-        // No receipts where one host orders everything.
-        [device] => vec![EpGroup::new(device, config)?],
-        devices => EpGroup::across(devices, config)?,
-    })
-}
-
-/// Whether there is too little memory for a case. That is no fault of the case: with all ranks on one GPU, the
-/// largest take more than any has.
-fn is_out_of_memory(error: &anyhow::Error) -> bool {
-    let of_device = |error: &DeviceError| matches!(error, DeviceError::OutOfMemory { .. });
-    error.chain().any(|cause| {
-        cause.downcast_ref().is_some_and(of_device)
-            || matches!(cause.downcast_ref(), Some(EpError::Device(error)) if of_device(error))
-    })
+/// Runs the cases as one of several processes, and writes what came of each, a line of JSON.
+fn take_part(
+    flags: &BenchEpFlags,
+    cases: &[Case],
+    orders: &Orders,
+    out: &mut impl Write,
+) -> Result<()> {
+    let Orders { rank, path } = orders.clone();
+    let device = match flags.backend {
+        BenchBackend::Emulator => Device::emulator(rank as u64),
+        BenchBackend::Cuda => Device::cuda(rank as u32)?,
+    };
+    let place = Place::Process { device, path, rank };
+    for case in cases {
+        let outcome = Outcome::of(case, &place, samples(flags))
+            .with_context(|| format!("rank {rank}, {}", case.id()))?;
+        writeln!(out, "{}", serde_json::to_string(&outcome)?)?;
+        out.flush()?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -279,29 +351,67 @@ mod tests {
         }
     }
 
+    const SMALL: &str = "xtask bench ep --backend emulator --ranks 2 --tokens 3 --hidden-size 256 --top-k 2 \
+                         --experts 4 --combine bf16,mxfp8,nvfp4";
+
     #[test]
     fn a_trial_run_compares_everything_on_one_device_and_on_several() {
         for gpus in [1, 2] {
-            let flags = flags(&format!(
-                "xtask bench ep --backend emulator --gpus {gpus} --ranks 2 --tokens 3 --hidden-size 256 --top-k 2 \
-                 --experts 4 --combine bf16,mxfp8,nvfp4"
-            ));
-            let devices = open(&flags).unwrap();
-            let extents = Extents {
-                hidden_size: 256,
-                top_k: 2,
-                experts: 4,
-                ranks: 2,
-            };
+            let flags = flags(&format!("{SMALL} --gpus {gpus}"));
+            let extents = extents(&flags).unwrap();
             let cases = cases(&flags.format, &flags.combine, &flags.tokens, extents);
             assert_eq!(cases.len(), 3 * TokenFormat::ALL.len());
+            let mut ranks = Ranks::start(&flags, open(&flags).unwrap()).unwrap();
             for case in cases {
-                let result = examine(&case, &devices, 1, None).unwrap();
+                let result = examine(&case, &mut ranks, &flags, None).unwrap();
                 let checked = [result.dispatch.checked, result.combine.checked];
                 assert_eq!(checked, [Checked::All; 2]);
                 assert_eq!((result.left_out, result.speed), (None, None));
             }
+            ranks.finish().unwrap();
         }
+    }
+
+    #[test]
+    fn processes_say_what_came_of_each_case() {
+        let folder = tempfile::tempdir().unwrap();
+        let orders = |rank| Orders {
+            rank,
+            path: folder.path().join("meeting"),
+        };
+        let said = [0, 1].map(|rank| {
+            let orders = serde_json::to_string(&orders(rank)).unwrap();
+            let flags = flags(&format!(
+                "{SMALL} --gpus 2 --processes --as-process {orders}"
+            ));
+            let cases = cases(
+                &flags.format,
+                &flags.combine,
+                &flags.tokens,
+                extents(&flags).unwrap(),
+            );
+            std::thread::spawn(move || {
+                let (mut out, orders) = (Vec::new(), flags.as_process.clone().unwrap());
+                take_part(&flags, &cases[..2], &orders, &mut out).unwrap();
+                String::from_utf8(out).unwrap()
+            })
+        });
+        for said in said.map(|thread| thread.join().unwrap()) {
+            let outcomes = said.lines().map(serde_json::from_str::<Outcome>);
+            let outcomes: Vec<_> = outcomes.collect::<Result<_, _>>().unwrap();
+            assert_eq!(outcomes.len(), 2);
+            assert!(outcomes.iter().all(|it| it.combine_checked == Checked::All));
+        }
+    }
+
+    #[test]
+    fn a_process_has_one_rank() {
+        let ranks = |line: &str| extents(&flags(line)).map(|extents| extents.ranks);
+        assert_eq!(ranks("xtask bench ep --gpus 2 --processes").unwrap(), 2);
+        assert_eq!(ranks("xtask bench ep --gpus 2").unwrap(), 8);
+        assert_eq!(ranks("xtask bench ep --gpus 16").unwrap(), 16);
+        let error = ranks("xtask bench ep --gpus 2 --processes --ranks 8").unwrap_err();
+        assert!(error.to_string().contains("not 8 ranks"), "{error}");
     }
 
     #[test]

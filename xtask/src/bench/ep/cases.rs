@@ -141,31 +141,45 @@ impl Case {
     /// What each rank has.
     ///
     /// # Errors
-    /// More experts for a token than there are.
+    /// As [`routing`](Self::routing).
     pub fn inputs(&self) -> Result<Vec<RankInput>> {
         let Extents {
-            hidden_size,
+            hidden_size, ranks, ..
+        } = self.extents;
+        let mut inputs = self.routing()?;
+        let rows = bf16_rows(self.tokens * ranks, hidden_size);
+        let ranks = rows.chunks(self.tokens * hidden_size);
+        for (input, rows) in inputs.iter_mut().zip(ranks) {
+            input.tokens = rows.to_vec();
+        }
+        Ok(inputs)
+    }
+
+    /// The same without the tokens.
+    ///
+    /// # Errors
+    /// More experts for a token than there are.
+    pub fn routing(&self) -> Result<Vec<RankInput>> {
+        let Extents {
             top_k,
             experts,
             ranks,
+            ..
         } = self.extents;
         ensure!(
             top_k <= experts,
             "{top_k} experts for each token, of {experts}"
         );
-        let rows = bf16_rows(self.tokens * ranks, hidden_size);
         let random = &mut fastrand::Rng::with_seed(self.tokens as u64);
-        let inputs = rows
-            .chunks(self.tokens * hidden_size)
-            .map(|rows| RankInput {
-                tokens: rows.to_vec(),
-                topk_ids: (0..self.tokens)
-                    .flat_map(|_| random.choose_multiple(0..experts as i32, top_k))
-                    .collect(),
-                weights: (0..self.tokens)
-                    .flat_map(|_| router_weights(top_k, random))
-                    .collect(),
-            });
+        let inputs = (0..ranks).map(|_| RankInput {
+            tokens: Vec::new(),
+            topk_ids: (0..self.tokens)
+                .flat_map(|_| random.choose_multiple(0..experts as i32, top_k))
+                .collect(),
+            weights: (0..self.tokens)
+                .flat_map(|_| router_weights(top_k, random))
+                .collect(),
+        });
         Ok(inputs.collect())
     }
 }

@@ -33,9 +33,13 @@ impl<'a> Reference<'a> {
     /// # Errors
     /// Extents that cannot be.
     pub fn new(case: &'a Case, inputs: &'a [RankInput]) -> Result<Self> {
+        Self::with_limit(case, inputs, COMPARED_BYTES)
+    }
+
+    fn with_limit(case: &'a Case, inputs: &'a [RankInput], compared_bytes: u64) -> Result<Self> {
         let (setup, experts) = (case.setup(), Experts::new(case));
         let plan = case.config()?.memory_plan();
-        let all_bytes = plan.received_bytes() * plan.ranks <= COMPARED_BYTES;
+        let all_bytes = plan.received_bytes() * plan.ranks <= compared_bytes;
         let quantized = inputs.iter().map(|input| match all_bytes {
             true => QuantizedTokens::new(&setup, &input.reference()),
             false => QuantizedTokens::new(&setup, &experts.sampled_input(input).reference()),
@@ -216,4 +220,57 @@ struct Source {
     token: usize,
     /// The expert's position among the token's.
     k: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cases::{Extents, cases};
+    use super::super::measure::Bench;
+    use super::*;
+    use half::bf16;
+    use tokenyard::Device;
+    use tokenyard::ep::{EpGroup, TokenFormat};
+
+    /// Checks a case, on ranks that have `inputs`, against what `reference` says.
+    fn check(case: &Case, inputs: &[RankInput], reference: &Reference<'_>) -> Result<()> {
+        let group = EpGroup::new(&Device::emulator(0), case.config()?)?;
+        Bench::new(vec![group], case, inputs, reference)?.check()
+    }
+
+    /// More tokens than are all compared, with a limit that samples received rows too.
+    #[test]
+    fn samples_are_compared_and_differences_found() {
+        let extents = Extents {
+            hidden_size: 32,
+            top_k: 2,
+            experts: 8,
+            ranks: 4,
+        };
+        for format in [TokenFormat::Bf16, TokenFormat::Mxfp4] {
+            let case = cases(&[format], &[], &[300], extents).remove(0);
+            let inputs = case.inputs().unwrap();
+            let reference = Reference::with_limit(&case, &inputs, 0).unwrap();
+            assert_eq!(reference.dispatch_checked(), Checked::Sample);
+            assert_eq!(reference.combine_checked(), Checked::Sample);
+            check(&case, &inputs, &reference).unwrap();
+
+            let fails = |change: &dyn Fn(&mut RankInput), why: &str| {
+                let mut inputs = case.inputs().unwrap();
+                change(&mut inputs[3]);
+                let error = check(&case, &inputs, &reference).unwrap_err();
+                let error = format!("{error:#}");
+                assert!(error.contains(why), "{error}");
+            };
+            let last = 299 * extents.hidden_size;
+            fails(
+                &|rank| rank.tokens[last] = bf16::from_f32(-77.0),
+                "of rank 3",
+            );
+            fails(&|rank| rank.topk_ids.swap(0, 1), "from rank 3");
+            fails(
+                &|rank| rank.weights[598] *= 1.5,
+                "combine, rank 3: combined token 299",
+            );
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! A case on one device or on several: checked, and timed.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use tokenyard::ep::{EpGroup, Received};
 use tokenyard::reference::ep::ExpectedRows;
@@ -48,6 +48,46 @@ pub struct Samples {
 }
 
 impl Samples {
+    /// Of the same samples on several devices, each that of the slowest. `None` without devices.
+    ///
+    /// # Errors
+    /// Devices with different numbers of samples.
+    pub fn slowest(devices: Vec<Self>) -> Result<Option<Self>> {
+        let mut devices = devices.into_iter();
+        let Some(mut slowest) = devices.next() else {
+            return Ok(None);
+        };
+        for device in devices {
+            for mode in Mode::ALL {
+                let other = device.of(mode);
+                let own = slowest.of_mut(mode);
+                for (own, other) in [
+                    (&mut own.dispatch, &other.dispatch),
+                    (&mut own.round_trip, &other.round_trip),
+                    (&mut own.combine, &other.combine),
+                ] {
+                    let (ours, theirs) = (own.len(), other.len());
+                    ensure!(
+                        ours == theirs,
+                        "{ours} samples of one device, {theirs} of another"
+                    );
+                    for (own, other) in own.iter_mut().zip(other) {
+                        *own = own.max(*other);
+                    }
+                }
+            }
+        }
+        Ok(Some(slowest))
+    }
+
+    /// Those of a mode.
+    pub fn of(&self, mode: Mode) -> &ModeSamples {
+        match mode {
+            Mode::Fused => &self.fused,
+            Mode::Split => &self.split,
+        }
+    }
+
     fn of_mut(&mut self, mode: Mode) -> &mut ModeSamples {
         match mode {
             Mode::Fused => &mut self.fused,
@@ -308,6 +348,22 @@ mod tests {
     use tokenyard::EmulatorOptions;
     use tokenyard::ep::{CombineFormat, TokenFormat};
 
+    #[test]
+    fn the_slowest_device_makes_a_sample() {
+        let samples = |times: [f64; 2]| Samples {
+            fused: ModeSamples {
+                dispatch: times.to_vec(),
+                ..ModeSamples::default()
+            },
+            ..Samples::default()
+        };
+        let slowest = Samples::slowest(vec![samples([1.0, 4.0]), samples([3.0, 2.0])]).unwrap();
+        assert_eq!(slowest.unwrap().fused.dispatch, [3.0, 4.0]);
+        assert_eq!(Samples::slowest(Vec::new()).unwrap(), None);
+        let unequal = vec![samples([1.0, 2.0]), Samples::default()];
+        assert!(Samples::slowest(unequal).is_err());
+    }
+
     /// Every graph runs, in the order in which they are timed, and what they leave is as right as before.
     #[test]
     fn what_is_timed_is_what_was_checked() {
@@ -329,15 +385,15 @@ mod tests {
             let mut bench = Bench::new(groups, case, &inputs, &reference).unwrap();
             bench.check().unwrap();
             let samples = bench.measure(2).unwrap();
-            for times in [samples.fused.clone(), samples.split.clone()] {
+            for mode in Mode::ALL {
                 let ModeSamples {
                     dispatch,
                     round_trip,
                     combine,
-                } = times;
+                } = samples.of(mode);
                 assert_eq!((dispatch.len(), round_trip.len()), (2, 2));
                 assert_eq!(combine.len(), 2 * SINGLE_COMBINES);
-                let times = dispatch.iter().chain(&round_trip).chain(&combine);
+                let times = dispatch.iter().chain(round_trip).chain(combine);
                 assert!(times.clone().all(|&time| time > 0.0), "{samples:?}");
             }
             bench.check().unwrap();

@@ -13,6 +13,7 @@
 //! | `member.rs` | the ranks of a device: queueing and recording rounds |
 //! | `check.rs` | holding them to the reference |
 //! | `measure.rs` | timing them |
+//! | `outcome.rs`, `processes.rs` | the same in one process or in several |
 //! | `record.rs`, `marks.rs`, `table.rs` | what came of it |
 
 pub mod cases;
@@ -21,6 +22,8 @@ pub mod experts;
 pub mod marks;
 pub mod measure;
 pub mod member;
+pub mod outcome;
+pub mod processes;
 pub mod record;
 pub mod table;
 pub mod traffic;
