@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # Runs Tokenyard's conformance suite on this machine's GPU and writes a record of it.
 #
-#   ./run.sh [--sanitizer] [--demo] [--bench] [--peers WHEELS] [RECORD_DIR]
+#   ./run.sh [--sanitizer] [--demo] [--bench] [--ep] [--peers WHEELS] [RECORD_DIR]
+#   ./run.sh --ep-only [RECORD_DIR]
 #
 #   --sanitizer   afterwards, again under compute-sanitizer: memcheck, racecheck, synccheck
 #   --demo        afterwards, `xtask run` on the GPU; its pictures and files go to RECORD_DIR/demo
 #   --bench       afterwards, `xtask bench quantize --suite all`; its record and pictures go to
 #                 RECORD_DIR/bench
+#   --ep          afterwards, `xtask bench ep` with 8 ranks on one GPU; and on all GPUs of the machine, up
+#                 to eight, with a rank each, in one process and in one each, and with 8 ranks. Records go
+#                 to RECORD_DIR/ep. A result that misses a mark is said to, and is no failure
+#   --ep-only     the same, and before it of the conformance suite dispatch and combine alone, groups over
+#                 all GPUs and over processes among them
 #   --peers       afterwards, public quantizers and this one on the same bytes, from the folder WHEELS
 #                 of their packages; see peers.py. Results go to RECORD_DIR/peers
 #   RECORD_DIR    where record.json and the logs go; "record" in the current folder otherwise
@@ -19,6 +25,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 sanitizer=no
 demo=no
 bench=no
+ep=no
+suite=conformance
+cases=cuda::
 peers=
 record=record
 while [ $# -gt 0 ]; do
@@ -26,6 +35,12 @@ while [ $# -gt 0 ]; do
         --sanitizer) sanitizer=yes ;;
         --demo) demo=yes ;;
         --bench) bench=yes ;;
+        --ep) ep=yes ;;
+        --ep-only)
+            ep=yes
+            suite=conformance-ep
+            cases=cuda::ep::
+            ;;
         --peers)
             peers=${2:-}
             if [ ! -d "$peers" ]; then
@@ -35,7 +50,7 @@ while [ $# -gt 0 ]; do
             shift
             ;;
         -h | --help)
-            sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+            sed -n '2,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
             exit 0
             ;;
         -*)
@@ -78,6 +93,16 @@ echo "Date:    $date"
 echo "GPU:     ${gpu:-unknown}, compute capability ${capability:-unknown}, ${memory:-unknown memory}"
 echo "Driver:  ${driver:-unknown}"
 
+# GPUs of this machine that a group can be over, one at least.
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+    gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+else
+    gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)
+fi
+[ "$gpus" -ge 1 ] || gpus=1
+[ "$gpus" -le 8 ] || gpus=8
+echo "GPUs:    $gpus"
+
 steps=""
 status=0
 
@@ -102,7 +127,7 @@ step() {
     {\"name\": $(quoted "$name"), ${counts}\"sanitizer_errors\": ${errors:-null}, \"exit_status\": $code, \"seconds\": $((SECONDS - began))}"
 }
 
-step conformance "$here/conformance" cuda:: --test-threads=1
+step "$suite" "$here/conformance" "$cases" --test-threads=1
 
 if [ "$sanitizer" = yes ]; then
     tool=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer)}
@@ -139,6 +164,33 @@ if [ "$bench" = yes ]; then
     step bench "$here/xtask" bench quantize --suite all --records "$here/records" --out "$record/bench"
 fi
 
+# bench_ep NAME FLAGS...: a step of `xtask bench ep`, whose record goes to RECORD_DIR/ep/NAME.
+bench_ep() {
+    local name=$1
+    shift
+    step "$name" "$here/xtask" bench ep "$@" --out "$record/ep/$name"
+}
+
+if [ "$ep" = yes ]; then
+    # What reaches what. It also looks for tools that are not needed here, so its exit status says nothing.
+    "$here/xtask" doctor 2>&1 | tee "$record/doctor.log"
+    bench_ep ep-1-gpu --gpus 1 --ranks 8
+    if [ "$gpus" -gt 1 ]; then
+        # As many as divide the experts and the ranks: 2, 4 or 8.
+        for all in 8 4 2; do
+            [ "$all" -gt "$gpus" ] || break
+        done
+        # Every format and size once; other ways home, to launch, and to place ranks at what tells them apart.
+        some=(--tokens 16 --tokens 128 --tokens 1024 --tokens 4096)
+        bench_ep "ep-$all-gpus" --gpus "$all" --ranks "$all"
+        bench_ep "ep-$all-gpus-home" --gpus "$all" --ranks "$all" "${some[@]}" --format mxfp8 --combine mxfp8,nvfp4
+        bench_ep "ep-$all-processes" --gpus "$all" --processes "${some[@]}"
+        if [ "$all" -lt 8 ]; then
+            bench_ep "ep-$all-gpus-8-ranks" --gpus "$all" --ranks 8 "${some[@]}"
+        fi
+    fi
+fi
+
 if [ -n "$peers" ]; then
     step peers python3 "$here/peers.py" --xtask "$here/xtask" --wheels "$peers" --out "$record/peers"
 fi
@@ -149,6 +201,7 @@ fi
     echo "  \"gpu\": $(quoted "$gpu"),"
     echo "  \"compute_capability\": $(quoted "$capability"),"
     echo "  \"memory\": $(quoted "$memory"),"
+    echo "  \"gpus\": $gpus,"
     echo "  \"driver\": $(quoted "$driver"),"
     echo "  \"kernel\": $(quoted "$(uname -sr)"),"
     echo "  \"bundle\": $(cat "$here/bundle.json"),"

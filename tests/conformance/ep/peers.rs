@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
-use tokenyard::ep::{EpError, EpGroup, TokenFormat};
+use tokenyard::ep::{CombineFormat, EpError, EpGroup, TokenFormat};
+use tokenyard::options::InputType;
 use tokenyard::peer::{PeerError, PeerMemory, Rendezvous, Sharing};
 use tokenyard::{Device, DeviceError, EmulatorOptions};
-use tokenyard_tests::ep::{EpCase, Mode, Traffic, World};
+use tokenyard_tests::ep::{DeviceInput, DeviceReturns, EpCase, Mode, Returns, Traffic, World};
 use tokenyard_tests::{Context, Suite};
 
 use super::small;
@@ -49,50 +50,112 @@ fn apart(context: &Context, count: usize) -> Result<bool> {
     Ok(context.device().is_emulator() || gpus()? as usize >= count)
 }
 
-/// Two devices, and as many as there are up to eight, round after round, the host between rounds alone.
+/// Every format for the way out, with one for the way back that its smallest hidden size allows.
+fn formats() -> impl Iterator<Item = (TokenFormat, CombineFormat)> {
+    TokenFormat::ALL.into_iter().zip(CombineFormat::ALL)
+}
+
+/// Two devices, four, and eight, as far as there are so many, two ranks each: every format, split and fused, dispatches
+/// and round trips after each other, the host between rounds alone.
 fn across_devices(context: &Context) -> Result<()> {
     let most = match context.device().is_emulator() {
         true => 4,
-        false => 8.min(gpus()?.next_power_of_two() as usize),
+        false => gpus()? as usize,
     };
-    let counts = [2, most].map(|count| count.max(2));
-    for (count, format) in counts
-        .into_iter()
-        .zip([TokenFormat::Nvfp4, TokenFormat::Mxfp8])
-    {
-        let random = &mut Rng::with_seed(31);
-        let full = vec![5; 2 * count];
-        let case = EpCase::new(small(format, 2 * count), &full, Traffic::Uniform, 31);
-        let mut case = case.side_by_side(&context.device());
-        let devices = devices(context, count)?;
-        let members = EpGroup::across_with(&devices, case.config()?, case.launch)?;
-        let mut members: Vec<World> = members.into_iter().map(World::of).collect::<Result<_>>()?;
-        let modes: &[Mode] = match apart(context, count)? {
-            true => &[Mode::Split, Mode::Fused],
-            // Of two cooperative launches on one GPU, one may wait for the end of the other.
-            false => &[Mode::Split],
-        };
-        for round in 0..context.pick(200, 12) {
-            let mode = modes[round % modes.len()];
-            let counts: Vec<usize> = full.iter().map(|&most| random.usize(..=most)).collect();
-            case.refill(&counts, Traffic::ALL[round % Traffic::ALL.len()], random);
-            let mut inputs = Vec::new();
-            for member in &mut members {
-                inputs.push(member.prepare(&case)?);
-            }
-            for (member, inputs) in members.iter_mut().zip(&inputs) {
-                member.queue(inputs, mode)?;
-            }
-            for member in &members {
-                let compare = || {
-                    member.compare_round(&case)?;
-                    member.check_counters()
-                };
-                compare().with_context(|| format!("round {round}, {mode:?}: {case}"))?;
-            }
+    let counts = [2, 4, 8].into_iter().filter(|&count| count <= most.max(2));
+    for count in counts {
+        for (format, combine) in formats() {
+            let run = || across(context, count, format, combine);
+            run().with_context(|| format!("{count} devices"))?;
         }
     }
     Ok(())
+}
+
+fn across(
+    context: &Context,
+    count: usize,
+    format: TokenFormat,
+    combine: CombineFormat,
+) -> Result<()> {
+    let random = &mut Rng::with_seed(31);
+    let full = vec![5; 2 * count];
+    let case = EpCase::new(small(format, 2 * count), &full, Traffic::Uniform, 31);
+    let mut case = case.side_by_side(&context.device());
+    case.combine = Some(combine);
+    let devices = devices(context, count)?;
+    let members = EpGroup::across_with(&devices, case.config()?, case.launch)?;
+    let mut members: Vec<World> = members.into_iter().map(World::of).collect::<Result<_>>()?;
+    let modes: &[Mode] = match apart(context, count)? {
+        true => &[Mode::Split, Mode::Fused, Mode::FusedThenSplit],
+        // Of two cooperative launches on one GPU, one may wait for the end of the other.
+        false => &[Mode::Split],
+    };
+    for round in 0..context.pick(60, 6) {
+        let mode = modes[round / 2 % modes.len()];
+        let counts: Vec<usize> = full.iter().map(|&most| random.usize(..=most)).collect();
+        case.refill(&counts, Traffic::ALL[round % Traffic::ALL.len()], random);
+        let returns = match round % 2 {
+            0 => None,
+            _ => Some(Returns::random(&case, Some(InputType::F32), random)?),
+        };
+        let mut run = || match &returns {
+            None => dispatch_across(&mut members, &case, mode),
+            Some(returns) => round_trip_across(&mut members, &case, mode, returns),
+        };
+        run().with_context(|| format!("round {round}, {mode:?}: {case}"))?;
+    }
+    Ok(())
+}
+
+fn dispatch_across(members: &mut [World], case: &EpCase, mode: Mode) -> Result<()> {
+    let mut inputs = Vec::new();
+    for member in members.iter_mut() {
+        inputs.push(member.prepare(case)?);
+    }
+    for (member, inputs) in members.iter_mut().zip(&inputs) {
+        member.queue(inputs, mode)?;
+    }
+    for member in members {
+        member.compare_round(case)?;
+        member.check_counters()?;
+    }
+    Ok(())
+}
+
+fn round_trip_across(
+    members: &mut [World],
+    case: &EpCase,
+    mode: Mode,
+    returns: &Returns,
+) -> Result<()> {
+    let mut operands = Vec::new();
+    for member in members.iter_mut() {
+        operands.push((member.prepare(case)?, own_returns(member, case, returns)?));
+    }
+    for (member, (inputs, returns)) in members.iter_mut().zip(&mut operands) {
+        let batches: Vec<_> = inputs.iter().map(DeviceInput::batch).collect();
+        member.queue_round_trip(&batches, mode, returns)?;
+    }
+    let (mut sources, mut found) = (Vec::new(), Vec::new());
+    for (member, (_, returns)) in members.iter().zip(&operands) {
+        member.group.check()?;
+        sources.extend(member.sources()?);
+        found.extend(returns.download()?);
+    }
+    returns.check(case, &sources, COMBINED_BEFORE, &found)?;
+    members.iter().try_for_each(World::check_combined)
+}
+
+/// What combined tokens are written over.
+const COMBINED_BEFORE: u8 = 0x9D;
+
+/// The part of what experts made that a member's ranks send home.
+fn own_returns(member: &World, case: &EpCase, returns: &Returns) -> Result<DeviceReturns> {
+    let ranks = member.group.ranks();
+    let first = ranks.first().map_or(0, |rank| rank.number());
+    let own = first..first + ranks.len();
+    returns.upload_ranks(case, member.group.device(), COMBINED_BEFORE, own)
 }
 
 /// What one device writes, another one reads: the same bytes, by another address.
@@ -135,6 +198,9 @@ struct Orders {
     /// Which GPU; none for the emulator.
     gpu: Option<u32>,
     legacy: bool,
+    /// Whether each has a device of its own. Processes that take turns on a GPU do not wait for each other in one
+    /// launch.
+    apart: bool,
     rounds: usize,
     /// The round before which rank 1 dies.
     death: Option<usize>,
@@ -164,42 +230,92 @@ fn take_part(orders: &Orders) -> Result<()> {
         Some(ordinal) => Device::cuda(ordinal)?,
         None => Device::emulator(orders.rank as u64),
     };
-    for format in [
+    let dispatches = [
         TokenFormat::Mxfp4,
         TokenFormat::Fp8Block128,
         TokenFormat::Bf16,
-    ] {
-        // All processes draw the same.
-        let random = &mut Rng::with_seed(32);
-        let full = vec![5; orders.ranks];
-        let mut case = EpCase::new(small(format, orders.ranks), &full, Traffic::Uniform, 32);
-        case.deadline = Some(DEADLINE);
-        let mut case = case.side_by_side(&device);
-        let meeting = Rendezvous::new(Path::new(&orders.path), orders.rank, orders.ranks)?;
-        let sharing = match orders.legacy {
-            true => Sharing::LegacyIpc,
-            false => PeerMemory::sharing(&device)?,
-        };
-        let group = EpGroup::join_with(&device, case.config()?, &meeting, sharing, case.launch)?;
-        let mut world = World::of(group)?;
-        for round in 0..orders.rounds {
-            let counts: Vec<usize> = full.iter().map(|&most| random.usize(..=most)).collect();
-            case.refill(&counts, Traffic::ALL[round % Traffic::ALL.len()], random);
-            if orders.death == Some(round) {
-                if orders.rank == 1 {
-                    std::process::abort();
-                }
-                return outlive(&mut world, &case);
-            }
-            let mut run = || {
-                let inputs = world.prepare(&case)?;
-                world.queue(&inputs, Mode::Split)?;
-                world.compare_round(&case)
-            };
-            run().with_context(|| format!("round {round}: {case}"))?;
+    ];
+    let dispatches = dispatches.into_iter().map(|format| (format, None));
+    let round_trips = formats().map(|(format, combine)| (format, Some(combine)));
+    for (format, combine) in dispatches.chain(round_trips) {
+        rounds_of(orders, &device, format, combine)?;
+        if orders.death.is_some() {
+            break;
         }
     }
     Ok(())
+}
+
+/// Rounds of a group of processes: dispatches, or round trips. Of the latter, rows are in the order of tokens, so that
+/// each process knows where the others have them.
+fn rounds_of(
+    orders: &Orders,
+    device: &Device,
+    format: TokenFormat,
+    combine: Option<CombineFormat>,
+) -> Result<()> {
+    // All processes draw the same.
+    let random = &mut Rng::with_seed(32);
+    let full = vec![5; orders.ranks];
+    let mut case = EpCase::new(small(format, orders.ranks), &full, Traffic::Uniform, 32);
+    case.deadline = Some(DEADLINE);
+    case.combine = combine;
+    if combine.is_some() {
+        case = case.deterministic();
+    }
+    let mut case = case.side_by_side(device);
+    let meeting = Rendezvous::new(Path::new(&orders.path), orders.rank, orders.ranks)?;
+    let sharing = match orders.legacy {
+        true => Sharing::LegacyIpc,
+        false => PeerMemory::sharing(device)?,
+    };
+    let group = EpGroup::join_with(device, case.config()?, &meeting, sharing, case.launch)?;
+    let mut world = World::of(group)?;
+    let modes: &[Mode] = match orders.apart {
+        true => &[Mode::Split, Mode::Fused],
+        false => &[Mode::Split],
+    };
+    for round in 0..orders.rounds {
+        let mode = modes[round % modes.len()];
+        let counts: Vec<usize> = full.iter().map(|&most| random.usize(..=most)).collect();
+        case.refill(&counts, Traffic::ALL[round % Traffic::ALL.len()], random);
+        if orders.death == Some(round) {
+            if orders.rank == 1 {
+                std::process::abort();
+            }
+            return outlive(&mut world, &case);
+        }
+        let returns = match combine {
+            Some(_) => Some(Returns::random(&case, Some(InputType::F32), random)?),
+            None => None,
+        };
+        let mut run = || match &returns {
+            Some(returns) => round_trip_of_process(&mut world, &case, mode, returns),
+            None => {
+                let inputs = world.prepare(&case)?;
+                world.queue(&inputs, mode)?;
+                world.compare_round(&case)
+            }
+        };
+        run().with_context(|| format!("round {round}, {mode:?}: {case}"))?;
+    }
+    Ok(())
+}
+
+fn round_trip_of_process(
+    world: &mut World,
+    case: &EpCase,
+    mode: Mode,
+    returns: &Returns,
+) -> Result<()> {
+    let inputs = world.prepare(case)?;
+    let batches: Vec<_> = inputs.iter().map(DeviceInput::batch).collect();
+    let mut own = own_returns(world, case, returns)?;
+    world.queue_round_trip(&batches, mode, &mut own)?;
+    world.group.check()?;
+    let rank = world.group.ranks()[0].number();
+    let sources = case.ordered_sources()?;
+    returns.check_ranks(case, &sources, COMBINED_BEFORE, rank, &own.download()?)
 }
 
 /// The round in which rank 1 is missing.
@@ -286,6 +402,7 @@ fn run_processes(
                 false => Some(rank as u32 % gpus()?),
             },
             legacy,
+            apart: apart(context, ranks)?,
             rounds: context.pick(24, 8),
             death,
         })
@@ -304,7 +421,11 @@ fn processes(context: &Context) -> Result<()> {
     run_processes(context, 2, true, None)?;
     match gpus()? {
         1 | 2 => Ok(()),
-        more => run_processes(context, 8.min(more as usize), false, None),
+        more => {
+            let all = 8.min(more as usize);
+            run_processes(context, all, false, None)?;
+            run_processes(context, all, true, None)
+        }
     }
 }
 

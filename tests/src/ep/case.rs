@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use fastrand::Rng;
 use std::time::Duration;
 use tokenyard::ep::{
@@ -125,6 +125,29 @@ impl EpCase {
             rows.collect::<Result<_, _>>()?,
             tokens.collect::<Result<_, _>>()?,
         ))
+    }
+
+    /// Of every rank, where its rows are from, if they are in the order of tokens. Rows that padding put between groups
+    /// are from nowhere.
+    ///
+    /// # Errors
+    /// A case of another order, or tensors that do not fit the setup.
+    pub fn ordered_sources(&self) -> Result<Vec<Vec<[i32; 2]>>> {
+        ensure!(
+            self.order == Order::Tokens,
+            "{self}: which row is whose is not known beforehand"
+        );
+        let (ranks, _) = self.expected()?;
+        let sources = ranks.iter().map(|rank| {
+            let mut sources = vec![[-1; 2]; rank.rows()];
+            for cell in &rank.cells {
+                for (row, &(token, k)) in cell.rows.clone().zip(&cell.pairs) {
+                    sources[row] = [token as i32, k as i32];
+                }
+            }
+            sources
+        });
+        Ok(sources.collect())
     }
 
     /// A rank's outputs when every byte of them is `byte`.

@@ -1,5 +1,7 @@
 //! What experts made of the rows that ranks received, and what must become of it.
 
+use std::ops::Range;
+
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use half::bf16;
@@ -105,9 +107,34 @@ impl Returns {
     /// # Errors
     /// As the library's own.
     pub fn upload(&self, case: &EpCase, device: &Device, byte: u8) -> Result<DeviceReturns> {
-        let outputs = self.outputs.iter().map(|rows| rows.upload(device));
-        let outputs = outputs.collect::<Result<_>>()?;
-        DeviceReturns::new(case, device, outputs, self.weights.as_deref(), byte)
+        self.upload_ranks(case, device, byte, 0..case.ranks.len())
+    }
+
+    /// The same for some of the ranks: those of a member of a larger group.
+    ///
+    /// # Errors
+    /// As the library's own.
+    pub fn upload_ranks(
+        &self,
+        case: &EpCase,
+        device: &Device,
+        byte: u8,
+        ranks: Range<usize>,
+    ) -> Result<DeviceReturns> {
+        let outputs = self.outputs[ranks.clone()].iter();
+        let outputs = outputs.map(|rows| rows.upload(device));
+        let weights = self.weights.as_ref().map(|all| &all[ranks.clone()]);
+        let part = EpCase {
+            ranks: case.ranks[ranks].to_vec(),
+            ..case.clone()
+        };
+        DeviceReturns::new(
+            &part,
+            device,
+            outputs.collect::<Result<_>>()?,
+            weights,
+            byte,
+        )
     }
 
     /// Holds what ranks got back to the reference, over outputs that were full of `before`. Rows are where
@@ -121,6 +148,23 @@ impl Returns {
         case: &EpCase,
         sources: &[Vec<[i32; 2]>],
         before: u8,
+        found: &[Rows],
+    ) -> Result<()> {
+        let ranks = case.setup.ranks;
+        ensure!(found.len() == ranks, "outputs of {} ranks", found.len());
+        self.check_ranks(case, sources, before, 0, found)
+    }
+
+    /// The same of some of the ranks, those from `first` on.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_ranks(
+        &self,
+        case: &EpCase,
+        sources: &[Vec<[i32; 2]>],
+        before: u8,
+        first: usize,
         found: &[Rows],
     ) -> Result<()> {
         let (setup, element) = (&case.setup, element(case)?);
@@ -141,12 +185,8 @@ impl Returns {
         };
         let widened: Vec<_> = home.iter().map(Rows::widened).collect();
         let bits: Vec<_> = home.iter().map(Rows::bits).collect();
-        ensure!(
-            found.len() == setup.ranks,
-            "outputs of {} ranks",
-            found.len()
-        );
-        for (me, (own, found)) in inputs.iter().zip(found).enumerate() {
+        for (me, found) in (first..).zip(found) {
+            let own = &inputs[me];
             ensure!(found.input_type() == row_type, "{}", found.input_type());
             match &self.weights {
                 Some(weights) => {

@@ -266,10 +266,10 @@ mod tests {
         write_script(&path, RUN_SCRIPT).unwrap();
         process::capture(Command::new("bash").arg("-n").arg(&path)).unwrap();
         let help = process::capture(Command::new(&path).arg("--help")).unwrap();
-        assert!(
-            help.contains("--sanitizer") && help.contains("--bench"),
-            "{help}"
-        );
+        for part in ["--sanitizer", "--bench", "--ep-only", "The exit status is"] {
+            assert!(help.contains(part), "no {part} in\n{help}");
+        }
+        assert!(!help.contains("pipefail"), "{help}");
     }
 
     #[test]
