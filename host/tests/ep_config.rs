@@ -25,7 +25,9 @@ fn messages_have_the_specified_sizes() {
         (TokenFormat::Nvfp4, 4064, 3488),
         (TokenFormat::Mxfp4, 3840, 3296),
         (TokenFormat::Mxfp8, 7424, 6368),
-    ];
+    ]
+    // And the slots.
+    .map(|(format, wide, narrow)| (format, wide + 8 * 4, narrow + 4 * 4));
     for (format, wide, narrow) in sizes {
         let config = valid(format).build().unwrap();
         assert_eq!(config.message_layout().bytes, wide, "{format}");
@@ -143,7 +145,7 @@ fn refusals_carry_their_numbers() {
     assert!(matches!(
         refused(valid(TokenFormat::Bf16).hidden_size(65536)),
         E::MessageTooLarge {
-            message_bytes: 131_104,
+            message_bytes: 131_136,
             ..
         }
     ));
@@ -196,10 +198,19 @@ fn plans_are_in_64_bits() {
         .build()
         .unwrap();
     let plan = config.memory_plan();
-    assert_eq!(plan.per_rank[0].shape, [48, 8, 4096, 3840]);
-    assert_eq!(plan.per_rank[0].bytes, 384 * 4096 * 3840);
-    assert!(plan.bytes_per_rank() > u64::from(u32::MAX));
+    assert_eq!(plan.per_rank[0].shape, [8, 4096, 3872]);
+    assert_eq!(plan.per_rank[0].bytes, 8 * 4096 * 3872);
     assert!(plan.bytes() > 8 * plan.per_rank[0].bytes);
+    let wide = valid(TokenFormat::Bf16).max_tokens_per_rank(1 << 17);
+    let messages = &wide.build().unwrap().memory_plan().per_rank[0];
+    assert_eq!(messages.bytes, 8 * (1 << 17) * 14400);
+    // Where rows share scales, each row's message can be found.
+    let tiled = valid(TokenFormat::Nvfp4).build().unwrap().memory_plan();
+    let numbers = tiled
+        .per_rank
+        .iter()
+        .find(|it| it.name == "message numbers");
+    assert_eq!(numbers.unwrap().shape, [32, 8, 128]);
     let preshuffled = valid(TokenFormat::Mxfp4)
         .hidden_size(6144)
         .experts(128)
@@ -216,24 +227,26 @@ fn plans_are_in_64_bits() {
 /// Each rank's buffers fit the address space, and those of all ranks do not.
 #[test]
 fn the_buffers_of_all_ranks_fit_the_address_space() {
-    // As many tokens as rows can be counted.
-    let tokens = (1 << 30) - (1 << 17);
+    // Almost as many tokens as rows can be counted.
     let widest = |ranks| {
         EpConfig::builder(TokenFormat::Bf16)
             .hidden_size(57344)
             .top_k(1)
             .experts(65536)
-            .max_tokens_per_rank(tokens)
+            .max_tokens_per_rank((i32::MAX as usize - (1 << 20)) / ranks)
             .ranks(ranks)
     };
-    let one = widest(1).build().unwrap();
-    assert!(one.memory_plan().bytes() <= isize::MAX as u64);
-    let EpConfigError::TooLarge { what, value, limit } = refused(widest(2)) else {
+    let half = widest(32768).build().unwrap();
+    assert!(half.memory_plan().bytes() <= isize::MAX as u64);
+    let EpConfigError::TooLarge { what, value, limit } = refused(widest(65536)) else {
         panic!("accepted, or refused for something else");
     };
-    assert_eq!((what, limit), ("bytes of a rank", isize::MAX as usize / 2));
+    assert_eq!(
+        (what, limit),
+        ("bytes of a rank", isize::MAX as usize / 65536)
+    );
     // Messages are a little more than their payload.
-    assert!(value > 65536 * tokens * 57344 * 2);
+    assert!(value > (i32::MAX as usize - (1 << 21)) * 57344 * 2);
 }
 
 #[test]

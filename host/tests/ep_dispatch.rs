@@ -103,7 +103,11 @@ fn a_message_is_laid_out_as_specified() {
     let layout = config.message_layout();
     assert_eq!((layout.scales_offset, layout.scale_bytes), (1440, 90));
     assert_eq!(
-        (layout.source_offset, layout.topk_offset, layout.bytes),
+        (
+            layout.source_offset,
+            layout.topk_offset,
+            layout.slots_offset
+        ),
         (1536, 1552, 1568)
     );
     let device = emulator(options(5));
@@ -113,14 +117,17 @@ fn a_message_is_laid_out_as_specified() {
     let mut group = EpGroup::new(&device, config.clone()).unwrap();
     round(&mut group, &stream, std::slice::from_ref(&input), false);
     let messages = group.ranks()[0].receive_buffer().unwrap();
-    let cell = 2 * layout.bytes as usize;
+    assert_eq!(layout.bytes, 1584);
     let (payload, scales) = ep_support::encode(&config, &input.tokens[2880..]);
     let mut expected = [payload, scales, vec![0; 6], vec![1, 0, 0, 0], vec![0; 12]].concat();
-    expected.extend([4, 0, 0xFF, 0xFF, 2, 0]);
+    expected.extend([4, 0, 0, 0, 2, 0]);
     expected.extend([0; 10]);
-    for expert in [2, 4] {
-        assert_eq!(messages[expert * cell..][..layout.bytes as usize], expected);
+    // The first row of expert 4, none, the first row of expert 2, and padding.
+    for slot in [0, u32::MAX, 0, u32::MAX] {
+        expected.extend(slot.to_le_bytes());
     }
+    // One message, however many experts.
+    assert_eq!(messages[..layout.bytes as usize], expected);
 }
 
 #[test]

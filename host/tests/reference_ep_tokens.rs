@@ -64,14 +64,15 @@ fn parts_of_a_message_are_aligned() {
         scale_bytes: 90,
         source_offset: 1440 + 96,
         topk_offset: 1440 + 96 + 16,
-        bytes: 1440 + 96 + 16 + 32,
+        slots_offset: 1440 + 96 + 16 + 32,
+        bytes: 1440 + 96 + 16 + 32 + 48,
     };
     assert_eq!(parts, expected);
     // No scales: the index follows the payload, here after 8 bytes of padding.
     let parts = MessageParts::new(TokenFormat::Bf16, 4, 1);
     assert_eq!(
         (parts.scales_offset, parts.source_offset, parts.bytes),
-        (16, 16, 48)
+        (16, 16, 64)
     );
 }
 

@@ -41,7 +41,7 @@ pub enum SlotOrder {
 ///     .max_tokens_per_rank(128)
 ///     .ranks(8)
 ///     .build()?;
-/// assert_eq!(config.message_layout().bytes, 3840);
+/// assert_eq!(config.message_layout().bytes, 3872);
 /// assert_eq!(config.max_received_rows(), 128 * 64);
 /// # Ok::<(), tokenyard::ep::EpConfigError>(())
 /// ```
@@ -248,7 +248,8 @@ impl EpConfigBuilder {
             choices: self,
             message,
         };
-        // Rows are counted in 31 bits, and what does not fit the address space cannot be allocated.
+        // Rows are counted in 31 bits, messages are no more than rows, and what does not fit the address space cannot be
+        // allocated.
         let limit = (i32::MAX as u32 - PAIR_BIAS) as usize;
         let rows = config.checked_rows().unwrap_or(usize::MAX);
         if rows > limit {
@@ -256,17 +257,6 @@ impl EpConfigBuilder {
                 what: "received rows",
                 value: rows,
                 limit,
-            });
-        }
-        let slots = (config.pairs() * config.max_tokens_per_rank()) as u64;
-        if slots
-            .checked_mul(message.bytes.into())
-            .is_none_or(|bytes| bytes > isize::MAX as u64)
-        {
-            return Err(EpConfigError::TooLarge {
-                what: "message slots",
-                value: slots as usize,
-                limit: isize::MAX as usize / message.bytes as usize,
             });
         }
         let plan = config.memory_plan();
@@ -477,6 +467,22 @@ impl EpConfig {
     /// Where the parts of a message lie.
     pub fn message_layout(&self) -> MessageLayout {
         self.message
+    }
+
+    /// Bytes of the messages that a rank has room for: `[sources, C]`.
+    pub(super) fn message_bytes(&self) -> usize {
+        let message = self.message_layout().bytes as usize;
+        self.sources() * self.max_tokens_per_rank() * message
+    }
+
+    /// Bytes of what a rank receives into: its messages, and behind them, where scales are shared by rows, the number
+    /// of the message for each slot of each pair.
+    pub(super) fn receive_bytes(&self) -> usize {
+        let numbers = match self.format().scale_layout().is_shared_by_rows() {
+            true => self.pairs() * self.max_tokens_per_rank() * size_of::<u32>(),
+            false => 0,
+        };
+        self.message_bytes() + numbers
     }
 
     /// ng: groups of rows that a rank gets: one for each local expert, after that of the shared expert.

@@ -131,7 +131,7 @@ pub use group::EpGroup;
 pub use ids::{IdError, check_ids};
 #[cfg(feature = "fault-injection")]
 pub use kernels_gpu::ep::Fault;
-pub use kernels_gpu::ep::MessageLayout;
+pub use kernels_gpu::ep::{MessageLayout, NO_SLOT};
 pub use launch::LaunchShape;
 pub use plan::{MemoryPlan, PlannedBuffer};
 pub use rank::{CounterState, EpRank};

@@ -39,7 +39,7 @@ impl PlannedBuffer {
 ///     .hidden_size(7168).top_k(8).experts(256).max_tokens_per_rank(128).ranks(8).build()?;
 /// let plan = config.memory_plan();
 /// assert_eq!(plan.per_rank[0].name, "messages");
-/// assert_eq!(plan.per_rank[0].bytes, 256 * 128 * 3840); // 120 MiB
+/// assert_eq!(plan.per_rank[0].bytes, 8 * 128 * 3872); // 3.8 MiB
 /// println!("{plan}");
 /// # Ok::<(), tokenyard::ep::EpConfigError>(())
 /// ```
@@ -69,10 +69,16 @@ impl MemoryPlan {
         let longs = |name, shape: &[usize]| PlannedBuffer::new(name, "u64", 8, shape);
 
         let mut per_rank = vec![
-            bytes("messages", &[experts, sources, capacity, message]),
+            bytes("messages", &[sources, capacity, message]),
             longs("message counts", &[experts, sources]),
-            words("counters", &[Counters::words(config.pairs() as u32)]),
+            words(
+                "counters",
+                &[Counters::words(config.pairs() as u32, sources as u32)],
+            ),
         ];
+        if config.format().scale_layout().is_shared_by_rows() {
+            per_rank.push(words("message numbers", &[experts, sources, capacity]));
+        }
         if config.ranks_per_node() < ranks {
             per_rank.push(bytes("send rows", &[capacity, message]));
         }
@@ -86,7 +92,7 @@ impl MemoryPlan {
             per_rank.extend([
                 bytes("returned rows", &[capacity, config.top_k(), row]),
                 longs("return counts", &[experts, sources]),
-                words("return counters", &[Counters::words(0)]),
+                words("return counters", &[Counters::words(0, 0)]),
             ]);
             if config.ranks_per_node() < ranks {
                 per_rank.push(bytes("return send rows", &[config.output_rows(), row]));

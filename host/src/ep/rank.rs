@@ -33,7 +33,8 @@ pub struct EpRank {
 /// A rank's counters, as they lie in device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterState {
-    /// Slots reserved, by the receiver's local expert and its rank. 0 between rounds.
+    /// Slots reserved, by the receiver's local expert and its rank, then messages reserved, by the receiver. 0 between
+    /// rounds.
     pub reserved: Vec<u32>,
     /// Rows up to and including those of each pair, in the last round.
     pub row_ends: Vec<u32>,
@@ -54,14 +55,14 @@ impl EpRank {
         let (device, config) = (&state.device, &state.config);
         let message = config.message_layout().bytes as usize;
         let capacity = config.max_tokens_per_rank();
-        let pairs = config.pairs();
+        let (pairs, sources) = (config.pairs(), config.sources());
         let several_nodes = config.ranks_per_node() < config.ranks();
         Ok(Self {
             number,
             state: Arc::clone(state),
-            messages: memory.alloc(device, pairs * capacity * message)?,
+            messages: memory.alloc(device, config.receive_bytes())?,
             counts: memory.alloc_filled(device, pairs, 0xFF)?,
-            counters: device.alloc_filled(Counters::words(pairs as u32), 0)?,
+            counters: device.alloc_filled(Counters::words(pairs as u32, sources as u32), 0)?,
             send_rows: several_nodes
                 .then(|| device.alloc(capacity * message))
                 .transpose()?,
@@ -240,13 +241,15 @@ impl EpRank {
         })
     }
 
-    /// The receive buffer, `[local experts, sources, C, message]`. Waits for the device.
+    /// The messages received, `[sources, C, message]`. Waits for the device.
     ///
     /// # Errors
     ///
     /// As [`DeviceBuffer::download`].
     pub fn receive_buffer(&self) -> Result<Vec<u8>, DeviceError> {
-        self.messages.download()
+        let mut messages = self.messages.download()?;
+        messages.truncate(self.state.config.message_bytes());
+        Ok(messages)
     }
 
     /// The receive counts, `[local experts, sources]`; all ones between rounds. Waits for the device.
@@ -284,12 +287,14 @@ impl EpRank {
     /// As [`DeviceBuffer::download`].
     pub fn counters(&self) -> Result<CounterState, DeviceError> {
         let words = self.counters.download()?;
-        let pairs = self.state.config.pairs();
+        let (pairs, sources) = (self.state.config.pairs(), self.state.config.sources());
+        let reserved = pairs + sources;
+        let [pairs_word, sources_word] = [pairs as u32, sources as u32];
         Ok(CounterState {
-            reserved: words[..pairs].to_vec(),
-            row_ends: words[pairs..2 * pairs].to_vec(),
-            sent: words[Counters::sent_word(pairs as u32)],
-            ready: words[Counters::ready_word(pairs as u32)],
+            reserved: words[..reserved].to_vec(),
+            row_ends: words[reserved..][..pairs].to_vec(),
+            sent: words[Counters::sent_word(pairs_word, sources_word)],
+            ready: words[Counters::ready_word(pairs_word, sources_word)],
         })
     }
 }

@@ -8,7 +8,7 @@
 //! | T | [`Rank::token_count`], [`Rank::token_limit`] | at most C |
 //! | S | [`Shape::shared_rows`] | rows of the shared expert |
 
-use super::message::MAX_TOP_K;
+use super::message::{MAX_TOP_K, MessageLayout};
 use super::wait::Published;
 use core::mem::offset_of;
 use core::simd::{u32x2, u32x4};
@@ -113,11 +113,11 @@ impl Shape {
         quotient(pair, self.sources())
     }
 
-    /// The pair that rank `sender` is to the rank that has local expert `expert`: the number of its count there, and
-    /// of its messages.
+    /// The pair of local expert `expert` of one rank and rank `other`: with its sender, where it receives; with the
+    /// expert's rank, where it sends.
     #[inline(always)]
-    pub(super) const fn receiver_pair(&self, expert: u32, sender: u32) -> u32 {
-        expert * self.sources() + self.source(sender)
+    pub(super) const fn pair(&self, expert: u32, other: u32) -> u32 {
+        expert * self.sources() + self.source(other)
     }
 
     /// Whether two ranks write into each other's memory.
@@ -176,10 +176,24 @@ impl Shape {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
-    /// `[nl, R, C]` messages: local expert, source rank, slot.
+    /// `[R, C]` messages: source rank, number. Behind them, for formats some of whose scales [rows
+    /// share](super::ScaleLayout::is_shared_by_rows), `[nl, R, C]` words: which message the row in a slot of a pair is
+    /// of.
     pub messages: *mut u32x4,
-    /// `[nl, R]` counts, each [`NOT_ARRIVED`] until its source has sent everything.
+    /// `[nl, R]` counts, each [`NOT_ARRIVED`] until its source has sent everything. In a dispatch the lower half is the
+    /// number of rows, and the upper half, with local expert 0, the number of messages.
     pub counts: *mut u64,
+}
+
+impl Peer {
+    /// Where the message numbers of a pair's slots lie.
+    #[inline(always)]
+    pub(super) fn numbers(self, shape: &Shape, layout: MessageLayout, pair: u32) -> *mut u32 {
+        let capacity = shape.capacity as usize;
+        let messages = shape.sources() as usize * capacity;
+        let table = self.messages.wrapping_add(messages * layout.words());
+        table.cast::<u32>().wrapping_add(pair as usize * capacity)
+    }
 }
 
 /// What a rank gets. Rows are grouped: those of group 0, then those of group 1, ...
@@ -267,40 +281,56 @@ impl Rank {
 }
 
 /// A rank's own counters, as 32-bit words. All are zero before the first round, and after each but for
-/// `row_ends`, which the next round rewrites.
+/// `row_ends` and `message_ends`, which the next round rewrites.
 ///
 /// The two single words lie apart from each other and the rest, as many threads look at each.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     words: *mut u32,
     pairs: u32,
+    sources: u32,
 }
 
 impl Counters {
     /// Words of a cache line.
     const LINE: u32 = 32;
 
-    /// Words of the counters of a rank with so many pairs.
-    pub const fn words(pairs: u32) -> usize {
-        Self::ready_word(pairs) + Self::LINE as usize
+    /// Words of the counters of a rank with so many pairs and sources.
+    pub const fn words(pairs: u32, sources: u32) -> usize {
+        Self::ready_word(pairs, sources) + Self::LINE as usize
     }
 
     /// Where the number of sender blocks that are done lies.
-    pub const fn sent_word(pairs: u32) -> usize {
-        (2 * pairs as usize).next_multiple_of(Self::LINE as usize)
+    pub const fn sent_word(pairs: u32, sources: u32) -> usize {
+        (2 * (pairs as usize + sources as usize)).next_multiple_of(Self::LINE as usize)
     }
 
     /// Where the number of blocks that may still read the offsets lies: that there is one says that they are there.
-    pub const fn ready_word(pairs: u32) -> usize {
-        Self::sent_word(pairs) + Self::LINE as usize
+    pub const fn ready_word(pairs: u32, sources: u32) -> usize {
+        Self::sent_word(pairs, sources) + Self::LINE as usize
     }
 
     /// # Safety
     ///
     /// `words` is zeroed memory of [`Self::words`] words that nothing but the kernels of this rank touches.
     #[inline(always)]
-    pub(super) unsafe fn new(words: *mut u32, pairs: u32) -> Self {
-        Self { words, pairs }
+    pub(super) unsafe fn new(words: *mut u32, pairs: u32, sources: u32) -> Self {
+        Self {
+            words,
+            pairs,
+            sources,
+        }
+    }
+
+    /// Those of a dispatch.
+    ///
+    /// # Safety
+    ///
+    /// `shape` and `rank` are what an entry demands.
+    #[inline(always)]
+    pub(super) unsafe fn of(shape: &Shape, rank: &Rank) -> Self {
+        // SAFETY: the caller's obligation.
+        unsafe { Self::new(rank.counters, shape.pairs(), shape.sources()) }
     }
 
     #[inline(always)]
@@ -309,17 +339,46 @@ impl Counters {
         unsafe { Atomic::from_global_ptr(self.words.add(word)) }
     }
 
-    /// Messages of this rank that have a slot, for a pair of *their* local expert and rank: the next slot.
+    /// Slots that this rank has reserved for a pair of *their* local expert and rank: the next slot.
     #[inline(always)]
-    pub(super) fn reserved(&self, pair: u32) -> Atomic<u32, Device, Global> {
+    pub(super) fn reserved_slots(&self, pair: u32) -> Atomic<u32, Device, Global> {
         self.atomic(pair as usize)
+    }
+
+    /// Messages that this rank has reserved at a receiver, one of those that are sources to it: the next number.
+    #[inline(always)]
+    pub(super) fn reserved_messages(&self, receiver: u32) -> Atomic<u32, Device, Global> {
+        self.atomic(self.pairs as usize + receiver as usize)
+    }
+
+    /// The first of the words that only this rank's receiving blocks use.
+    #[inline(always)]
+    fn received_words(&self) -> usize {
+        self.pairs as usize + self.sources as usize
     }
 
     /// Rows of pairs up to and including each of this rank's pairs.
     #[inline(always)]
     pub(super) fn row_ends(&self) -> IndirectViewMut<u32> {
         // SAFETY: by the contract of `new`. Readers wait for `ready` first.
-        unsafe { IndirectViewMut::new(self.words.add(self.pairs as usize), self.pairs as usize) }
+        unsafe { IndirectViewMut::new(self.words.add(self.received_words()), self.pairs as usize) }
+    }
+
+    /// Messages of sources up to and including each.
+    #[inline(always)]
+    pub(super) fn message_ends(&self) -> IndirectViewMut<u32> {
+        let first = self.received_words() + self.pairs as usize;
+        // SAFETY: as above.
+        unsafe { IndirectViewMut::new(self.words.add(first), self.sources as usize) }
+    }
+
+    /// Messages of the sources before one.
+    #[inline(always)]
+    pub(super) fn messages_before(&self, source: u32) -> u32 {
+        match source {
+            0 => 0,
+            _ => self.message_ends().load(source as usize - 1),
+        }
     }
 
     /// Rows of the pairs before one of this rank's pairs.
@@ -334,13 +393,13 @@ impl Counters {
     /// Sender blocks that are done.
     #[inline(always)]
     pub(super) fn sent(&self) -> Atomic<u32, Device, Global> {
-        self.atomic(Self::sent_word(self.pairs))
+        self.atomic(Self::sent_word(self.pairs, self.sources))
     }
 
     /// The offsets of this round: whether they are there, and how many blocks may still read them.
     #[inline(always)]
     pub(super) fn ready(&self) -> Published {
-        Published::new(self.atomic(Self::ready_word(self.pairs)))
+        Published::new(self.atomic(Self::ready_word(self.pairs, self.sources)))
     }
 }
 
@@ -351,6 +410,30 @@ pub(super) struct Destination {
     pub(super) rank: u32,
     /// Its local expert.
     pub(super) expert: u32,
+}
+
+/// What a count of a dispatch says.
+#[derive(Clone, Copy)]
+pub(super) struct Counts {
+    /// Rows of the pair.
+    pub(super) rows: u32,
+    /// Messages of the source, with the pair of local expert 0; else 0.
+    pub(super) messages: u32,
+}
+
+impl Counts {
+    #[inline(always)]
+    pub(super) const fn to_word(self) -> u64 {
+        self.rows as u64 | (self.messages as u64) << 32
+    }
+
+    #[inline(always)]
+    pub(super) const fn from_word(word: u64) -> Self {
+        Self {
+            rows: word as u32,
+            messages: (word >> 32) as u32,
+        }
+    }
 }
 
 impl Shape {
@@ -369,17 +452,6 @@ impl Shape {
             rank: owner,
             expert,
         })
-    }
-
-    /// The pair that a destination is to its sender, among those of [`Counters::reserved`]. As many as the sender has
-    /// pairs as a receiver, and numbered alike.
-    #[inline(always)]
-    pub(super) fn sender_pair(&self, to: Destination) -> u32 {
-        if self.has(Self::SKIP_A2A) {
-            to.expert
-        } else {
-            to.expert * self.ranks + to.rank
-        }
     }
 }
 

@@ -48,7 +48,7 @@ impl ScaleLayout {
     /// Whether the scales of several rows share a vector of 16 bytes, so that they are written for
     /// [four rows at a time](super::quads).
     #[inline(always)]
-    pub(super) const fn is_shared_by_rows(self) -> bool {
+    pub const fn is_shared_by_rows(self) -> bool {
         matches!(self, Self::Transposed | Self::Tiles)
     }
 }

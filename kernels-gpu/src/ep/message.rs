@@ -1,15 +1,17 @@
-//! What one token is on its way to an expert: payload, block scales, where it came from, and where it goes.
+//! What one token is on its way to a rank: payload, block scales, where it came from, and where it goes.
 //!
 //! ```text
 //! payload     0                the quantized row
 //! scales      scales_offset    its block scales, in column order; absent for BF16
 //! source      source_offset    i32: index of the token on its source rank
 //! experts     topk_offset      K x u16: all experts of the token
+//! slots       slots_offset     K x u32: the number of the token's row among those of its rank for each expert
 //! ```
 //!
-//! Each part begins at a multiple of [`ALIGNMENT`]; what lies between two parts is zero. All copies of
-//! a token's message are equal: a receiver finds its own position among the token's experts by looking for
-//! its own id. Router weights do not travel.
+//! Each part begins at a multiple of [`ALIGNMENT`]; what lies between two parts is zero. A rank gets one message of a
+//! token, however many of the token's experts it has, and all copies are equal: a receiver finds its own experts among
+//! the ids. A position for which there is no row, as its id is no expert's or one that the token has named before, has
+//! the slot [`NO_SLOT`]. Router weights do not travel.
 
 use core::ops::Range;
 
@@ -21,6 +23,9 @@ pub const MAX_TOP_K: u32 = 32;
 
 /// Most experts: ids travel in 16 bits.
 pub const MAX_EXPERTS: u32 = 1 << 16;
+
+/// The slot of a position that has no row.
+pub const NO_SLOT: u32 = u32::MAX;
 
 /// What a row of a format takes in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +61,8 @@ impl WireFormat {
 /// use kernels_gpu::ep::{Mxfp4, TokenFormat};
 /// let layout = Mxfp4::WIRE.message(7168, 8);
 /// assert_eq!((layout.payload_bytes, layout.scales_offset), (3584, 3584));
-/// assert_eq!((layout.source_offset, layout.topk_offset, layout.bytes), (3808, 3824, 3840));
+/// assert_eq!((layout.source_offset, layout.topk_offset), (3808, 3824));
+/// assert_eq!((layout.slots_offset, layout.bytes), (3840, 3872));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageLayout {
@@ -70,6 +76,8 @@ pub struct MessageLayout {
     pub source_offset: u32,
     /// Where the expert ids begin, `u16` each.
     pub topk_offset: u32,
+    /// Where the slots begin, `u32` each.
+    pub slots_offset: u32,
     /// Bytes of the message.
     pub bytes: u32,
 }
@@ -83,13 +91,15 @@ impl WireFormat {
         let scales_offset = payload_bytes.next_multiple_of(ALIGNMENT);
         let source_offset = scales_offset + scale_bytes.next_multiple_of(ALIGNMENT);
         let topk_offset = source_offset + ALIGNMENT;
+        let slots_offset = topk_offset + (2 * top_k).next_multiple_of(ALIGNMENT);
         MessageLayout {
             payload_bytes,
             scales_offset,
             scale_bytes,
             source_offset,
             topk_offset,
-            bytes: topk_offset + (2 * top_k).next_multiple_of(ALIGNMENT),
+            slots_offset,
+            bytes: slots_offset + (4 * top_k).next_multiple_of(ALIGNMENT),
         }
     }
 }
@@ -104,7 +114,13 @@ impl MessageLayout {
     /// Expert ids, those of the padding included.
     #[inline(always)]
     pub const fn padded_ids(&self) -> u32 {
-        (self.bytes - self.topk_offset) / 2
+        (self.slots_offset - self.topk_offset) / 2
+    }
+
+    /// Slots, those of the padding included.
+    #[inline(always)]
+    pub const fn padded_slots(&self) -> u32 {
+        (self.bytes - self.slots_offset) / 4
     }
 
     /// The bytes between the block scales and the next part.

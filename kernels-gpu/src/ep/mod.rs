@@ -1,14 +1,14 @@
 //! Expert-parallel dispatch: tokens on their way to the experts that were chosen for them, on whatever rank
 //! those live; and [`combine`], their way back.
 //!
-//! Each rank has T tokens and K expert ids for each. It quantizes a token once, and delivers a copy to each of
-//! its experts' ranks. What a rank got it lays out by expert. To follow one token from `tokens` to
+//! Each rank has T tokens and K expert ids for each. It quantizes a token once, and delivers one copy to each rank
+//! that has some of its experts. What a rank got it lays out by expert, in a row for each. To follow one token from `tokens` to
 //! `output.tokens`, read in this order:
 //!
 //! 1. [`message`]: what is sent;
 //! 2. [`arguments`]: the memory of a rank;
 //! 3. `send`: a block makes the message ([`TokenFormat::stage`], in `format`) and sends its copies to their
-//!    slots; `shared_expert`: its own use for it; `network`: if the rank is of another node;
+//!    ranks; `shared_expert`: its own use for it; `network`: if the rank is of another node;
 //! 4. `monitor`: the last sender block publishes the counts;
 //! 5. `offsets`: at the receiver, one block waits for all counts and lays out the rows;
 //! 6. `copy`: the others wait for that, and all of them turn messages into rows (`output`; `quads` for scales that
@@ -47,7 +47,7 @@ pub use faults::Fault;
 pub use format::{
     Bf16, Encoding, Fp8Block128, Mxfp4, Mxfp8, Nvfp4, ScaleLayout, StagedMessage, TokenFormat,
 };
-pub use message::{MAX_EXPERTS, MAX_TOP_K, MessageLayout, WireFormat};
+pub use message::{MAX_EXPERTS, MAX_TOP_K, MessageLayout, NO_SLOT, WireFormat};
 pub use output::slot_offset;
 pub use shared_memory::shared_bytes;
 
@@ -76,7 +76,7 @@ unsafe fn send<F: TokenFormat, const KEEP_OWN: bool>(shape: &Shape, rank: &Rank)
     let layout = F::WIRE.message(shape.hidden, shape.top_k);
     // SAFETY: the caller's obligation.
     unsafe {
-        let counters = Counters::new(rank.counters, shape.pairs());
+        let counters = Counters::of(shape, rank);
         let sender = Sender {
             shape,
             rank,
@@ -99,7 +99,7 @@ unsafe fn receive<F: TokenFormat>(shape: &Shape, rank: &Rank) {
     let layout = F::WIRE.message(shape.hidden, shape.top_k);
     // SAFETY: the caller's obligation.
     unsafe {
-        let counters = Counters::new(rank.counters, shape.pairs());
+        let counters = Counters::of(shape, rank);
         let own = rank.load_peer(rank.rank, shape.ranks);
         let copier = Copier {
             shape,

@@ -1,7 +1,7 @@
-//! The monitor: tells the receivers how many messages there are for them.
+//! The monitor: tells the receivers how many messages there are for them, and how many rows these make.
 //!
 //! It is the sender block that finishes last. When it knows that it is, every message of this rank has
-//! arrived, and the number of slots reserved for an expert is the number of messages for it. A receiver lays
+//! arrived, and the number of slots reserved for an expert is the number of rows for it. A receiver lays
 //! out its rows once it has *all* counts, so nothing would be gained by telling it of some earlier; and
 //! a monitor that is not a block of its own has nobody to wait for, needs no counter for each message,
 //! and need not read the table of ids once for each expert.
@@ -17,9 +17,9 @@
 //!
 //! Every count is released by itself: a receiver that sees one may rely on it whatever it saw of the others.
 
-use super::arguments::{Counters, Rank, Shape};
+use super::arguments::{Counters, Counts, Rank, Shape};
 use super::faults::Fault;
-use cuda_std::atomic::scoped::{Atomic, Global, Relaxed, Release, System};
+use cuda_std::atomic::scoped::{Atomic, Device, Global, Relaxed, Release, System};
 use cuda_std::thread;
 
 /// Reports that this block has sent everything. The block that is last to do so publishes all counts, those
@@ -34,32 +34,34 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Count
     if !counters.is_last_to_send(shape, Fault::FirstBlockPublishes) {
         return;
     }
-    let skip = shape.has(Shape::SKIP_A2A);
-    let counts = if skip {
-        shape.local_experts
-    } else {
-        shape.experts
-    };
     // The pairs of this rank as a sender: an expert of another rank, and that rank.
     let mut pair = thread::thread_idx_x();
-    while pair < counts {
-        let (expert, to) = if skip {
-            (pair, rank.rank)
-        } else {
-            shape.split_pair(pair)
+    while pair < shape.pairs() {
+        let (expert, receiver) = shape.split_pair(pair);
+        let take = |reserved: Atomic<u32, Device, Global>| {
+            let count = reserved.load(Relaxed);
+            if !shape.plants(Fault::SlotsNotReset) {
+                reserved.store(0, Relaxed);
+            }
+            count
         };
-        let messages = counters.reserved(pair).load(Relaxed);
-        if !shape.plants(Fault::SlotsNotReset) {
-            counters.reserved(pair).store(0, Relaxed);
-        }
-        let word = shape.receiver_pair(expert, rank.rank);
+        let rows = take(counters.reserved_slots(pair));
+        let messages = match expert {
+            0 => take(counters.reserved_messages(receiver)),
+            _ => 0,
+        };
+        let to = match shape.has(Shape::SKIP_A2A) {
+            true => rank.rank,
+            false => receiver,
+        };
+        let word = shape.pair(expert, rank.rank);
         if !shape.is_masked(to) {
             // SAFETY: the caller's obligation: `[nl, sources]` words.
             let count = unsafe {
                 let counts = rank.load_peer(to, shape.ranks).counts;
                 Atomic::<u64, System, Global>::from_global_ptr(counts.add(word as usize))
             };
-            count.store(messages as u64, Release);
+            count.store(Counts { rows, messages }.to_word(), Release);
         }
         pair += thread::block_dim_x();
     }

@@ -1,12 +1,13 @@
 //! The offset role: one block of a rank waits for all counts, and lays out the rows.
 //!
-//! With `c[e, r]` the messages from rank `r` for local expert `e`, expert-major, `P` their inclusive running
-//! sum, `s` = 1 with a shared expert of `S` rows (else both 0):
+//! With `c[e, r]` the rows from rank `r` for local expert `e`, expert-major, `P` their inclusive running
+//! sum, `m[r]` the messages from rank `r`, `s` = 1 with a shared expert of `S` rows (else both 0):
 //!
 //! ```text
 //! row_offsets = 0, S (if s), then for each expert the end of the rows of the experts before it and its own
-//! row_ends[e, r] = P[e, r]
-//! pairs[e, r]    = (1024 + row_offsets[e + s] + P[e, r] - P[e - 1, R - 1],  c[e, r])
+//! row_ends[e, r]  = P[e, r]
+//! message_ends[r] = m[0] + ... + m[r]
+//! pairs[e, r]     = (1024 + row_offsets[e + s] + P[e, r] - P[e - 1, R - 1],  c[e, r])
 //! ```
 //!
 //! Where the format wants it, the rows of each group, the shared expert's too, are rounded up.
@@ -15,7 +16,7 @@
 //! when it looks; a kernel that is queued behind this one would take what the round before left there for this
 //! one's.
 
-use super::arguments::{Counters, NOT_ARRIVED, PAIR_BIAS, Peer, Rank, Shape};
+use super::arguments::{Counters, Counts, NOT_ARRIVED, PAIR_BIAS, Peer, Rank, Shape};
 use super::faults::Fault;
 use super::format::{ScaleLayout, TokenFormat};
 use super::shared_memory::SharedMemory;
@@ -70,47 +71,57 @@ impl Offsets<'_> {
         thread::block_dim_x() / WARP
     }
 
-    /// Waits for all counts, writes `row_ends`, and makes the counts ready for the next round: each thread
-    /// looks after every `block_dim`-th of them.
+    /// Waits for all counts, writes `row_ends` and `message_ends`, and makes the counts ready for the next round: each
+    /// thread looks after every `block_dim`-th of them.
     #[inline(always)]
     fn collect_counts(self) -> bool {
-        let pairs = self.shape.pairs();
-        let row_ends = self.counters.row_ends();
+        let (pairs, sources) = (self.shape.pairs(), self.shape.sources());
+        let (row_ends, message_ends) = (self.counters.row_ends(), self.counters.message_ends());
         let failure = Failure::of(self.rank);
         // Under way together with the first of the counts.
         let failed_before = failure.is_recorded();
         let mut in_time = true;
-        let mut rows_before = 0;
+        let (mut rows_before, mut messages_before) = (0, 0);
         let mut first = 0;
         while first < pairs {
             let pair = first + thread::thread_idx_x();
-            let mut rows = 0;
+            let mut counts = Counts::from_word(0);
             if pair < pairs && in_time {
-                match self.wait_for_count(pair, failure) {
-                    Some(count) => rows = count,
+                match self.wait_for_counts(pair, failure) {
+                    Some(arrived) => counts = arrived,
                     None => in_time = false,
                 }
             }
             if thread::sync_threads_and((in_time && !failed_before) as u32) == 0 {
                 return false;
             }
-            let (before, total) = block_exclusive_sum(self.shared.scratch(), self.warps(), rows);
+            let sum = |value| block_exclusive_sum(self.shared.scratch(), self.warps(), value);
+            let (before, total) = sum(counts.rows);
             if pair < pairs {
-                row_ends.store(pair as usize, rows_before + before + rows);
+                row_ends.store(pair as usize, rows_before + before + counts.rows);
             }
             rows_before += total;
+            // The pairs of expert 0 are first.
+            if first < sources {
+                let (before, total) = sum(counts.messages);
+                if pair < sources {
+                    let end = messages_before + before + counts.messages;
+                    message_ends.store(pair as usize, end);
+                }
+                messages_before += total;
+            }
             first += thread::block_dim_x();
         }
         thread::sync_threads();
         true
     }
 
-    /// The messages of a pair.
+    /// The counts of a pair.
     #[inline(always)]
-    fn wait_for_count(self, pair: u32, failure: Failure) -> Option<u32> {
+    fn wait_for_counts(self, pair: u32, failure: Failure) -> Option<Counts> {
         let (expert, source) = self.shape.split_pair(pair);
         if self.shape.is_masked(source) && !self.shape.has(Shape::SKIP_A2A) {
-            return Some(0);
+            return Some(Counts::from_word(0));
         }
         let word = pair as usize;
         // SAFETY: by the contract of `publish`: the counts are one for each pair.
@@ -127,13 +138,13 @@ impl Offsets<'_> {
             expert: self.rank.rank * self.shape.local_experts + expert,
             word: pair,
         };
-        let messages = waiter.wait(count, NOT_ARRIVED, self.shape)?;
+        let arrived = waiter.wait(count, NOT_ARRIVED, self.shape)?;
         // Its only writer writes it again in a later round, which begins when this rank has taken part in
         // what lies between.
         if !self.shape.plants(Fault::CountsNotRearmed) {
             count.store(NOT_ARRIVED, Relaxed);
         }
-        Some(messages as u32)
+        Some(Counts::from_word(arrived))
     }
 
     /// `row_offsets`, `expert_ids`, and for scales in tiles `scales_offsets`.

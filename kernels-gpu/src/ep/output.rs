@@ -4,9 +4,11 @@ use super::arguments::{Output, Shape};
 use super::format::{ScaleLayout, StagedMessage, TokenFormat};
 use super::message::MessageLayout;
 use super::workers::Workers;
+use crate::WARP;
 use crate::scale_tile::{self, TILE_BLOCKS, TILE_ROWS};
 use core::simd::u32x4;
 use cuda_std::view::{IndirectView, IndirectViewMut, Word};
+use cuda_std::warp;
 
 /// Bytes from the start of the scales to the scale of row `row` (below `slot_rows`) and block `block` of a
 /// group, in the slot layout for rows of `blocks` scales.
@@ -117,6 +119,21 @@ pub(super) struct Place {
     /// Its group, and its number in the group.
     pub(super) group: u32,
     pub(super) row_in_group: u32,
+}
+
+impl Place {
+    /// What lane `lane` of the warp has. Called by whole warps with the same lane.
+    #[inline(always)]
+    pub(super) fn of_lane(self, lane: u32) -> Self {
+        // SAFETY: all lanes of the warp are here.
+        let broadcast =
+            |value| unsafe { warp::warp_shuffle_idx(u32::MAX, value, lane % WARP, WARP) }.0;
+        Self {
+            row: broadcast(self.row),
+            group: broadcast(self.group),
+            row_in_group: broadcast(self.row_in_group),
+        }
+    }
 }
 
 /// Writes the payload of a message to its place.

@@ -24,7 +24,7 @@ use crate::WARP;
 use crate::scale_tile::{TILE_BYTES, TILE_ROWS};
 use crate::search::Candidates;
 use core::simd::u32x4;
-use cuda_std::view::IndirectViewMut;
+use cuda_std::view::{IndirectView, IndirectViewMut};
 use cuda_std::{thread, warp};
 
 /// Rows of a quad.
@@ -244,9 +244,16 @@ impl Copier<'_> {
             if rows[index] >= rows_end {
                 return beyond;
             }
-            let slot = rows[index] - self.counters.rows_before_pair(pairs[index]);
-            // SAFETY: the caller's obligation; the count says that this slot holds a message.
-            Row::Of(unsafe { self.message(pairs[index], slot) })
+            let pair = pairs[index];
+            let slot = rows[index] - self.counters.rows_before_pair(pair);
+            let (capacity, (_, source)) = (self.shape.capacity, self.shape.split_pair(pair));
+            // SAFETY: the caller's obligation: C numbers for each pair. The count says that this slot is taken, and
+            // the message that took it is one of the source's.
+            Row::Of(unsafe {
+                let numbers = self.own.numbers(self.shape, self.layout, pair);
+                let numbers = IndirectView::new(numbers, capacity as usize);
+                self.message(source, numbers.load(slot as usize).min(capacity - 1))
+            })
         };
         [becomes(0), becomes(1), becomes(2), becomes(3)]
     }

@@ -1,16 +1,17 @@
-//! The sender: a block takes a token, makes its message in shared memory, and sends it to each of the token's
-//! experts.
+//! The sender: a block takes a token, makes its message in shared memory, and sends it to each rank that has some of
+//! the token's experts.
 //!
 //! ```text
-//!  token t ──stage──► message in shared memory ──┬─ bulk copy ─► slot of expert ids[t][0]
-//!            ▲                                   ├─ bulk copy ─► slot of expert ids[t][1]
+//!  token t ──stage──► message in shared memory ──┬─ bulk copy ─► rank of expert ids[t][0]
+//!            ▲                                   ├─ bulk copy ─► next rank among those of ids[t]
 //!            │ while the previous message leaves └─ ...
 //! ```
 //!
 //! Blocks stride over the tokens. Lane `k` of the last warp, which issues the copies, looks after position `k` of the
-//! token's experts: it reserves a slot in the receive buffer of the expert's rank before it loads its part of the
-//! token, and issues the bulk copy once the message is there. It is the last warp as that has least to quantize.
-//! Nothing here waits for another block, let alone another rank.
+//! token's experts: it reserves a slot for the row that the message will make there, and the first lane of each rank
+//! a place for the message, before they load their part of the token; the latter issues the bulk copy once the message is
+//! there. It is the last warp as that has least to quantize. Nothing here waits for another block, let alone another
+//! rank.
 //!
 //! An id outside `0..E` is nobody: nothing is sent and nothing counted. Of equal ids in one token the first
 //! counts, and the others are nobody.
@@ -18,7 +19,7 @@
 use super::arguments::{Counters, Destination, Rank, Shape, quotient};
 use super::faults::Fault;
 use super::format::{Encoding, StagedMessage, TokenFormat};
-use super::message::MessageLayout;
+use super::message::{MessageLayout, NO_SLOT};
 use super::network;
 use super::shared_expert;
 use super::shared_memory::{STAGES, SharedMemory};
@@ -49,18 +50,22 @@ pub(super) struct Sender<'a> {
     pub(super) shared: SharedMemory,
 }
 
-/// A slot that a lane has reserved. It is kept while the token is quantized, so it is no more than it must be.
+/// What a lane has reserved. It is kept while the token is quantized, so it is no more than it must be.
 #[derive(Clone, Copy)]
-struct Slot {
+struct Reserved {
     /// The expert that it is for, or nobody.
     id: i32,
-    number: u32,
+    /// The slot there.
+    slot: u32,
+    /// The number of the message at the expert's rank, in the first lane of those that have experts there.
+    message: u32,
 }
 
-impl Slot {
+impl Reserved {
     const NONE: Self = Self {
         id: NOBODY,
-        number: 0,
+        slot: NO_SLOT,
+        message: 0,
     };
 }
 
@@ -81,12 +86,16 @@ impl Sender<'_> {
         let mut token = thread::block_idx_x();
         while token < tokens {
             let message = self.shared.message(stage);
-            // The slots are asked for here and used after the token is quantized: they take a round trip.
-            let slot = self.reserve_slots(token, message);
+            // Asked for here and used after the token is quantized: it takes a round trip.
+            let reserved = self.reserve(token, message);
             F::stage(self.token(token), self.shape.hidden, encoding, message);
-            self.address_copies(stage, slot);
+            self.write_slots(reserved, message);
+            self.address_copies(stage, reserved);
             self.finish_message();
             self.send_copies(token, stage, message);
+            if F::SCALES.is_shared_by_rows() {
+                self.write_numbers(reserved, message);
+            }
             if KEEP_OWN && !self.drops_own(stage) {
                 // SAFETY: the caller's obligation.
                 unsafe { shared_expert::keep_own::<F>(self, token, tokens, message) };
@@ -172,10 +181,10 @@ impl Sender<'_> {
         thread::thread_idx_x() / WARP == self.warps() - 1
     }
 
-    /// Whether this thread is to say where the message goes for the position that is its lane's number. The lanes
-    /// of the warp that issues the copies do, but where slots are counted, each warp does so for those that it counted.
+    /// Whether this thread knows the slot of the position that is its lane's number. The lanes of the warp that issues
+    /// the copies do, but where slots are counted, each warp does so for those that it counted.
     #[inline(always)]
-    fn is_addresser(self) -> bool {
+    fn knows_slot(self) -> bool {
         let thread = thread::thread_idx_x();
         if self.shape.has(Shape::DETERMINISTIC) {
             (thread % WARP).checked_rem(self.warps()) == Some(thread / WARP)
@@ -184,13 +193,14 @@ impl Sender<'_> {
         }
     }
 
-    /// Writes the source and the ids of `token` into its message, and reserves its slots: for each position
-    /// among its experts in the lane that will [address](Self::address_copies) it.
+    /// Writes the source and the ids of `token` into its message, and reserves its slots and messages: for each position
+    /// among its experts in the lane of that number, the slot where the lane [knows](Self::knows_slot) it, and the
+    /// message in the warp that issues the copies.
     #[inline(always)]
-    fn reserve_slots(self, token: u32, message: StagedMessage) -> Slot {
+    fn reserve(self, token: u32, message: StagedMessage) -> Reserved {
         let deterministic = self.shape.has(Shape::DETERMINISTIC);
         if !self.issues_copies() && !deterministic {
-            return Slot::NONE;
+            return Reserved::NONE;
         }
         let lane = thread::thread_idx_x() % WARP;
         let id = if lane < self.shape.top_k {
@@ -207,31 +217,83 @@ impl Sender<'_> {
         let counts = first || self.shape.plants(Fault::RepeatedIdsCount);
         let id = if counts { id } else { NOBODY };
         let to = self.shape.destination(id, self.rank.rank);
-        let number = if deterministic {
+        let slot = if deterministic {
             self.count_earlier(token, id, to)
         } else {
-            to.map_or(0, |to| self.reserve(to))
+            to.map_or(NO_SLOT, |to| self.reserve_slot(to))
         };
-        Slot { id, number }
+        let leads = self.issues_copies() && rank_leader(to) == lane;
+        let message = to.filter(|_| leads).map_or(0, |to| {
+            let receiver = self.shape.source(to.rank);
+            let reserved = self.counters.reserved_messages(receiver);
+            reserved.fetch_add(1, Relaxed)
+        });
+        Reserved { id, slot, message }
     }
 
-    /// Leaves the addresses of the slots for [`send_copies`](Self::send_copies).
+    /// Writes the slots into the message.
     #[inline(always)]
-    fn address_copies(self, stage: u32, slot: Slot) {
-        if self.is_addresser() {
-            let to = self.shape.destination(slot.id, self.rank.rank);
-            let to = to.filter(|_| slot.number < self.shape.capacity); // never write into the next pair's
-            let address = to.map_or(0, |to| self.address(to, slot.number));
-            let position = (thread::thread_idx_x() % WARP) as usize;
-            self.shared.destinations(stage).store(position, address);
+    fn write_slots(self, reserved: Reserved, message: StagedMessage) {
+        let lane = thread::thread_idx_x() % WARP;
+        if self.knows_slot() && lane < self.layout.padded_slots() {
+            message
+                .part::<u32>(self.layout.slots_offset, 4 * self.layout.padded_slots())
+                .store(lane as usize, reserved.slot);
+        }
+    }
+
+    /// Leaves the addresses of the messages for [`send_copies`](Self::send_copies).
+    #[inline(always)]
+    fn address_copies(self, stage: u32, reserved: Reserved) {
+        if self.issues_copies() {
+            let lane = thread::thread_idx_x() % WARP;
+            let to = self.shape.destination(reserved.id, self.rank.rank);
+            let leads = rank_leader(to) == lane;
+            // Never into the next source's.
+            let to = to.filter(|_| leads && reserved.message < self.shape.capacity);
+            let address = to.map_or(0, |to| self.address(to, reserved.message));
+            self.shared
+                .destinations(stage)
+                .store(lane as usize, address);
+        }
+    }
+
+    /// Tells the receivers of scales that rows share which message the row in each slot is of. Called with a finished
+    /// message, which has all slots.
+    #[inline(always)]
+    fn write_numbers(self, reserved: Reserved, message: StagedMessage) {
+        if !self.issues_copies() {
+            return;
+        }
+        let (shape, layout, lane) = (self.shape, self.layout, thread::thread_idx_x() % WARP);
+        let slot = match lane < layout.padded_slots() {
+            true => message
+                .part::<u32>(layout.slots_offset, 4 * layout.padded_slots())
+                .load(lane as usize),
+            false => NO_SLOT,
+        };
+        let to = shape.destination(reserved.id, self.rank.rank);
+        let leader = rank_leader(to);
+        // SAFETY: all lanes of the warp are here.
+        let (number, _) =
+            unsafe { warp::warp_shuffle_idx(FULL_MASK, reserved.message, leader, WARP) };
+        if let Some(to) = to
+            && slot < shape.capacity
+        {
+            // SAFETY: by the contract of `send_tokens`: C numbers for each pair; the slot is this token's alone.
+            unsafe {
+                let peer = self.rank.load_peer(to.rank, shape.ranks);
+                let numbers = peer.numbers(shape, layout, shape.pair(to.expert, self.rank.rank));
+                IndirectViewMut::new(numbers, shape.capacity as usize).store(slot as usize, number);
+            }
         }
     }
 
     /// The next slot of a destination.
     #[inline(always)]
-    fn reserve(self, to: Destination) -> u32 {
-        let pair = self.shape.sender_pair(to);
-        self.counters.reserved(pair).fetch_add(1, Relaxed)
+    fn reserve_slot(self, to: Destination) -> u32 {
+        let pair = self.shape.pair(to.expert, to.rank);
+        self.counters.reserved_slots(pair).fetch_add(1, Relaxed)
     }
 
     /// The slot that follows those of earlier tokens for the same expert: as many as there are such tokens.
@@ -239,7 +301,7 @@ impl Sender<'_> {
     #[inline(always)]
     fn count_earlier(self, token: u32, id: i32, to: Option<Destination>) -> u32 {
         let lane = thread::thread_idx_x() % WARP;
-        let mut slot = 0;
+        let mut slot = NO_SLOT;
         let mut position = thread::thread_idx_x() / WARP;
         while position < self.shape.top_k {
             // SAFETY: all lanes of the warp are here.
@@ -248,7 +310,7 @@ impl Sender<'_> {
             if lane == position
                 && let Some(to) = to
             {
-                self.reserve(to);
+                self.reserve_slot(to);
                 slot = earlier;
             }
             position += self.warps();
@@ -297,15 +359,14 @@ impl Sender<'_> {
         unsafe { warp::warp_reduce(FULL_MASK, count, WarpReductionOp::Add) }
     }
 
-    /// Where slot `slot` of a destination lies.
+    /// Where message `number` at a destination lies.
     #[inline(always)]
-    fn address(self, to: Destination, slot: u32) -> u64 {
+    fn address(self, to: Destination, number: u32) -> u64 {
         let shape = self.shape;
         // SAFETY: by the contract of `send_tokens`.
         let peer = unsafe { self.rank.load_peer(to.rank, shape.ranks) };
-        let pair = shape.receiver_pair(to.expert, self.rank.rank);
-        let message = pair as usize * shape.capacity as usize + slot as usize;
-        let mut offset = message * self.layout.words();
+        let first = shape.source(self.rank.rank) as usize * shape.capacity as usize;
+        let mut offset = (first + number as usize) * self.layout.words();
         if shape.plants(Fault::NarrowOffsets) {
             offset %= 4096 / size_of::<u32x4>();
         }
@@ -321,19 +382,10 @@ impl Sender<'_> {
     #[inline(always)]
     fn write_source_and_ids(self, token: u32, id: i32, message: StagedMessage) {
         let lane = thread::thread_idx_x() % WARP;
-        let exists = (id as u32) < self.shape.experts;
-        // Nobody's id must be none of the token's others. With 65536 experts every number is an expert's.
-        let mut nobody = u16::MAX as u32;
-        // SAFETY: all lanes of the warp are here.
-        while unsafe { warp::warp_vote_any(FULL_MASK, exists && id as u32 == nobody) } {
-            nobody -= 1;
-        }
         if lane < self.layout.padded_ids() {
-            let code = match () {
-                _ if lane >= self.shape.top_k => 0,
-                _ if exists => id as u16,
-                _ => nobody as u16,
-            };
+            // Of nobody the slot says that it is none.
+            let exists = lane < self.shape.top_k && (id as u32) < self.shape.experts;
+            let code = if exists { id as u16 } else { 0 };
             message
                 .part::<u16>(self.layout.topk_offset, 2 * self.layout.padded_ids())
                 .store(lane as usize, code);
@@ -368,7 +420,7 @@ impl Sender<'_> {
                 let lane = thread::thread_idx_x() % WARP;
                 let address = destinations.load(lane as usize);
                 if is_local(address) {
-                    // SAFETY: `address` made it: a slot that is this token's alone, of a rank that writes and
+                    // SAFETY: `address` made it: a place that is this message's alone, of a rank that writes and
                     // reads by this layout. The message is finished and fenced, and stays until
                     // `finish_message` has waited for this copy to have read it.
                     unsafe {
@@ -405,4 +457,12 @@ impl Sender<'_> {
             word += WARP as usize;
         }
     }
+}
+
+/// The first lane whose destination is of the same rank as this lane's. Called by whole warps.
+#[inline(always)]
+fn rank_leader(to: Option<Destination>) -> u32 {
+    let rank = to.map_or(u32::MAX, |to| to.rank);
+    // SAFETY: all lanes of the warp are here.
+    unsafe { warp::warp_match_any(FULL_MASK, rank) }.trailing_zeros()
 }

@@ -1,9 +1,10 @@
 //! The worked examples of the definition, to the word and to the byte, as literals.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use half::bf16;
-use tokenyard::ep::TokenFormat;
+use std::collections::{BTreeMap, BTreeSet};
+use tokenyard::ep::{NO_SLOT, TokenFormat};
 use tokenyard::reference::ep::Setup;
 use tokenyard_tests::ep::{EpCase, Mode, RankInput, Traffic, World};
 use tokenyard_tests::{Context, Suite, compare};
@@ -194,29 +195,52 @@ fn messages(context: &Context) -> Result<()> {
         world.check_round(&case, Mode::Split)?;
         let (rows, quantized) = case.expected()?;
         let layout = world.group.config().message_layout();
+        // The row of a pair that a token's expert at a position got, by source, token and position.
+        let mut slots = BTreeMap::new();
+        for rows in &rows {
+            for (index, cell) in rows.cells.iter().enumerate() {
+                for (slot, &(token, position)) in cell.pairs.iter().enumerate() {
+                    slots.insert((rows.source_of_cell(index), token, position), slot as u32);
+                }
+            }
+        }
         for (number, rows) in rows.iter().enumerate() {
             let buffer = world.group.ranks()[number].receive_buffer()?;
+            // Once for each token, in whatever order.
+            let mut messages = BTreeSet::new();
             for (index, cell) in rows.cells.iter().enumerate() {
                 let source = rows.source_of_cell(index);
-                for (slot, &(token, _)) in cell.pairs.iter().enumerate() {
-                    let mut expected = vec![0; layout.bytes as usize];
-                    let mut put = |offset: u32, bytes: &[u8]| {
-                        expected[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-                    };
-                    put(0, quantized[source].payload(token));
-                    put(layout.scales_offset, quantized[source].scales(token));
-                    put(layout.source_offset, &(token as i32).to_le_bytes());
-                    let ids = &case.ranks[source].topk_ids[token * 2..][..2];
-                    let ids = ids.iter().flat_map(|&id| (id as u16).to_le_bytes());
-                    put(layout.topk_offset, &ids.collect::<Vec<_>>());
-                    let slot = index * case.setup.max_tokens_per_rank + slot;
-                    let found = &buffer[slot * expected.len()..][..expected.len()];
-                    compare::bytes("message", &expected, found, |byte| {
-                        format!(
-                            "rank {number}, cell {index}, token {token}, byte {byte} of {format}"
-                        )
-                    })?;
-                }
+                messages.extend(cell.pairs.iter().map(|&(token, _)| (source, token)));
+            }
+            for &(source, token) in &messages {
+                let mut expected = vec![0; layout.bytes as usize];
+                let mut put = |offset: u32, bytes: &[u8]| {
+                    expected[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+                };
+                put(0, quantized[source].payload(token));
+                put(layout.scales_offset, quantized[source].scales(token));
+                put(layout.source_offset, &(token as i32).to_le_bytes());
+                let ids = &case.ranks[source].topk_ids[token * 2..][..2];
+                let codes = ids.iter().flat_map(|&id| (id.max(0) as u16).to_le_bytes());
+                put(layout.topk_offset, &codes.collect::<Vec<_>>());
+                let slots = (0..4).flat_map(|position| {
+                    let slot = slots.get(&(source, token, position));
+                    slot.copied().unwrap_or(NO_SLOT).to_le_bytes()
+                });
+                put(layout.slots_offset, &slots.collect::<Vec<_>>());
+                let of_source = messages.iter().filter(|&&(from, _)| from == source);
+                let first = source * case.setup.max_tokens_per_rank;
+                let found = (first..first + of_source.count())
+                    .map(|message| &buffer[message * expected.len()..][..expected.len()])
+                    .find(|found| {
+                        found[layout.source_offset as usize..][..4] == (token as i32).to_le_bytes()
+                    });
+                let found = found.with_context(|| format!("no message of token {token}"))?;
+                compare::bytes("message", &expected, found, |byte| {
+                    format!(
+                        "rank {number}, source {source}, token {token}, byte {byte} of {format}"
+                    )
+                })?;
             }
         }
     }

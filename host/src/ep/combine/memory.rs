@@ -68,7 +68,7 @@ impl CombineMemory {
             Ok::<_, EpError>(RankMemory {
                 rows: memory.alloc(device, rows)?,
                 counts: memory.alloc_filled(device, config.pairs(), 0xFF)?,
-                counters: device.alloc_filled(Counters::words(0), 0)?,
+                counters: device.alloc_filled(Counters::words(0, 0), 0)?,
                 send_rows: several_nodes
                     .then(|| device.alloc(config.output_rows() * row))
                     .transpose()?,
@@ -160,8 +160,8 @@ impl CombineMemory {
     pub(in crate::ep) fn counters(&self, rank: usize) -> Result<ReturnCounters, EpError> {
         let words = self.rank(rank).counters.download()?;
         Ok(ReturnCounters {
-            sent: words[Counters::sent_word(0)],
-            ready: words[Counters::ready_word(0)],
+            sent: words[Counters::sent_word(0, 0)],
+            ready: words[Counters::ready_word(0, 0)],
         })
     }
 }

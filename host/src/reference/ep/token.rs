@@ -53,6 +53,8 @@ pub struct MessageParts {
     pub source_offset: usize,
     /// Where the K expert ids begin, a u16 each.
     pub topk_offset: usize,
+    /// Where the K slots begin, a u32 each.
+    pub slots_offset: usize,
     /// Bytes of the whole.
     pub bytes: usize,
 }
@@ -66,13 +68,15 @@ impl MessageParts {
         let scales_offset = payload_bytes.next_multiple_of(ALIGNMENT);
         let source_offset = scales_offset + scale_bytes.next_multiple_of(ALIGNMENT);
         let topk_offset = source_offset + ALIGNMENT;
+        let slots_offset = topk_offset + (2 * top_k).next_multiple_of(ALIGNMENT);
         Self {
             payload_bytes,
             scales_offset,
             scale_bytes,
             source_offset,
             topk_offset,
-            bytes: topk_offset + (2 * top_k).next_multiple_of(ALIGNMENT),
+            slots_offset,
+            bytes: slots_offset + (4 * top_k).next_multiple_of(ALIGNMENT),
         }
     }
 }

@@ -51,7 +51,7 @@ impl Combining {
     #[inline(always)]
     pub(super) unsafe fn counters(&self) -> Counters {
         // SAFETY: the caller's obligation.
-        unsafe { Counters::new(self.rank.counters, 0) }
+        unsafe { Counters::new(self.rank.counters, 0, 0) }
     }
 
     /// The pairs that dispatch left.

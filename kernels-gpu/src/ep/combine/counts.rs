@@ -70,7 +70,7 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, combining: &Combining) {
             // SAFETY: the caller's obligation: `[nl, sources]` counts.
             let count = unsafe {
                 let counts = rank.load_peer(to, shape.ranks).counts;
-                count(counts, shape.receiver_pair(expert, rank.rank))
+                count(counts, shape.pair(expert, rank.rank))
             };
             count.store(rows as u64, Release);
         }
