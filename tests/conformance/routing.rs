@@ -49,6 +49,29 @@ fn check(context: &Context, problem: Problem) -> Result<()> {
     .check(&context.devices())
 }
 
+/// Checks tables over `rows` rows of input.
+fn check_tables(
+    context: &Context,
+    format: Format,
+    tables: RoutingTables,
+    rows: usize,
+    random: &mut Rng,
+) -> Result<()> {
+    let grouping = Grouping::Tables(tables, rows);
+    let input = input(format, rows, random);
+    check(context, Problem::new(format, COLUMNS, grouping, input))
+}
+
+/// A slot of each of the first two experts.
+fn two_slots(row_offsets: [u32; 3], scales_offsets: [u32; 2]) -> RoutingTables {
+    RoutingTables {
+        row_offsets: row_offsets.to_vec(),
+        scales_offsets: scales_offsets.to_vec(),
+        expert_ids: vec![0, 1],
+        source_rows: None,
+    }
+}
+
 /// Slots in any order of experts, several of one expert, and slots whose expert has no factor: their
 /// rows are left alone and their scales become zero.
 fn expert_ids(context: &Context, format: Format) -> Result<()> {
@@ -141,11 +164,7 @@ fn rows_before_the_first_slot(context: &Context, format: Format) -> Result<()> {
             expert_ids: vec![0, 1, 2, 3, 4, 5],
             source_rows: None,
         };
-        let grouping = Grouping::Tables(tables, rows);
-        check(
-            context,
-            Problem::new(format, COLUMNS, grouping, input(format, rows, random)),
-        )?;
+        check_tables(context, format, tables, rows, random)?;
     }
     Ok(())
 }
@@ -160,17 +179,8 @@ fn offsets_beyond_the_rows(context: &Context, format: Format) -> Result<()> {
         ([50, 50, u32::MAX - 1], 140),
         ([600, 700, 800], 140),
     ] {
-        let tables = RoutingTables {
-            row_offsets: row_offsets.to_vec(),
-            scales_offsets: vec![0, 1],
-            expert_ids: vec![0, 1],
-            source_rows: None,
-        };
-        let grouping = Grouping::Tables(tables, rows);
-        check(
-            context,
-            Problem::new(format, COLUMNS, grouping, input(format, rows, random)),
-        )?;
+        let tables = two_slots(row_offsets, [0, 1]);
+        check_tables(context, format, tables, rows, random)?;
     }
     Ok(())
 }
@@ -179,20 +189,9 @@ fn offsets_beyond_the_rows(context: &Context, format: Format) -> Result<()> {
 /// out, elements included.
 fn tiles_beyond_the_scales(context: &Context, format: Format) -> Result<()> {
     let random = &mut Rng::with_seed(5);
-    let row_offsets = row_offsets(&[130, 260]);
-    let rows = 390;
     for last in [1, 4, 5, 6, 100, u32::MAX - 1, u32::MAX] {
-        let tables = RoutingTables {
-            row_offsets: row_offsets.clone(),
-            scales_offsets: vec![0, last],
-            expert_ids: vec![0, 1],
-            source_rows: None,
-        };
-        let grouping = Grouping::Tables(tables, rows);
-        check(
-            context,
-            Problem::new(format, COLUMNS, grouping, input(format, rows, random)),
-        )?;
+        let tables = two_slots([0, 130, 390], [0, last]);
+        check_tables(context, format, tables, 390, random)?;
     }
     Ok(())
 }

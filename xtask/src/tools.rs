@@ -10,8 +10,8 @@ use cuda_builder::ptxas::{Ptxas, PtxasError};
 use crate::process;
 use crate::workspace;
 
-/// The Python wheel that holds `ptxas`, unpacked rather than installed.
-const PTXAS_WHEEL: &str = "nvidia-cuda-nvcc==13.0.88";
+/// The Python wheel that holds `ptxas`, unpacked rather than installed. `.ci/run` reads it too.
+const PTXAS_WHEEL: &str = include_str!("../ptxas-wheel.txt").trim_ascii();
 /// Where the wheel has it.
 const PTXAS_IN_WHEEL: &str = "nvidia/cu13/bin/ptxas";
 

@@ -481,13 +481,18 @@ impl CudaBackend {
     }
 
     pub(crate) fn load<A: KernelArgs>(&self) -> Result<(), DeviceError> {
+        self.loaded_function::<A>().map(drop)
+    }
+
+    /// The function, its code loaded. Its context was entered.
+    fn loaded_function<A: KernelArgs>(&self) -> Result<Function, DeviceError> {
         let function = self.function::<A>()?;
         self.enter()?;
         // SAFETY: a function of the module that is loaded in the context, which was entered.
         match unsafe { load_function(function.0.cast()) } {
             // It may load code late all the same, but has no function to prevent that.
-            Err(DriverError::TooOld { .. }) => Ok(()),
-            other => other.map_err(extra_error("cuFuncLoad")),
+            Ok(()) | Err(DriverError::TooOld { .. }) => Ok(function),
+            Err(error) => Err(extra_error("cuFuncLoad")(error)),
         }
     }
 
@@ -496,9 +501,7 @@ impl CudaBackend {
         threads: u32,
         shared_bytes: usize,
     ) -> Result<u32, DeviceError> {
-        self.load::<A>()?;
-        let function = self.function::<A>()?;
-        self.enter()?;
+        let function = self.loaded_function::<A>()?;
         self.allow_shared_bytes(A::KERNEL.name, function, shared_bytes)?;
         let mut blocks = 0;
         // SAFETY: as above; the count is written before the call returns.

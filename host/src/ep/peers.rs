@@ -13,6 +13,8 @@ use crate::error::DeviceError;
 use crate::peer::{Introduction, Links, PeerError, PeerMemory, Rendezvous, Sharing, Ticket};
 use crate::stream::Stream;
 use bytemuck::Pod;
+use cuda_std::launch::KernelArgs;
+use kernels_gpu::ep::Shape;
 use kernels_gpu::ep::receipt::{Receipts, THREADS, ep_await_receipts, ep_give_receipts};
 use std::any::Any;
 use std::sync::Arc;
@@ -304,18 +306,23 @@ impl Session {
         self.kept.links.as_ref().map_or(Ok(Vec::new()), Links::gone)
     }
 
-    fn launch(
+    /// Queues an entry of the rank's receipts, with the arguments that `args` makes.
+    fn launch<A: KernelArgs>(
         &self,
+        stream: &Stream,
         state: &GroupState,
         rank: usize,
         phase: Phase,
-    ) -> Result<(LaunchConfig, Receipts), DeviceError> {
+        args: impl FnOnce(Shape, Receipts) -> A,
+    ) -> Result<(), DeviceError> {
         let receipts = Receipts {
             rank: rank as u32,
             tables: self.receipts[phase as usize].as_ptr(),
             failure: state.failure(rank),
         };
-        Ok((LaunchConfig::line(1, THREADS, 0)?, receipts))
+        let config = LaunchConfig::line(1, THREADS, 0)?;
+        // SAFETY: the tables name the receipts of all ranks, which are mapped for as long as the group lives.
+        unsafe { stream.launch(config, args(state.shape(), receipts)) }
     }
 
     pub(super) fn await_receipts(
@@ -325,10 +332,9 @@ impl Session {
         rank: usize,
         phase: Phase,
     ) -> Result<(), DeviceError> {
-        let (config, receipts) = self.launch(state, rank, phase)?;
-        let shape = state.shape();
-        // SAFETY: the tables name the receipts of all ranks, which are mapped for as long as the group lives.
-        unsafe { stream.launch(config, ep_await_receipts::Args { shape, receipts }) }
+        self.launch(stream, state, rank, phase, |shape, receipts| {
+            ep_await_receipts::Args { shape, receipts }
+        })
     }
 
     pub(super) fn give_receipts(
@@ -338,9 +344,8 @@ impl Session {
         rank: usize,
         phase: Phase,
     ) -> Result<(), DeviceError> {
-        let (config, receipts) = self.launch(state, rank, phase)?;
-        let shape = state.shape();
-        // SAFETY: as above.
-        unsafe { stream.launch(config, ep_give_receipts::Args { shape, receipts }) }
+        self.launch(stream, state, rank, phase, |shape, receipts| {
+            ep_give_receipts::Args { shape, receipts }
+        })
     }
 }

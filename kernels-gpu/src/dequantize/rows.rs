@@ -4,11 +4,11 @@
 use super::{THREADS, store_chunk};
 use crate::formats::{Bf16, BlockFormat, CHUNK, E4m3, ElementFormat, InputFormat, MxFp4, MxFp8};
 use cuda_std::prelude::*;
-use cuda_std::view::{GlobalView, GlobalViewMut, Word};
+use cuda_std::view::{GlobalView, GlobalViewMut};
 
-/// What every entry takes.
+/// What every entry takes, beside scales.
 #[derive(Clone, Copy)]
-struct Arguments {
+struct Rows {
     data: *const u8,
     /// The number of rows that exist.
     row_end: *const u32,
@@ -31,7 +31,7 @@ struct Place {
 ///
 /// The pointers must be what the entries' documentation says.
 #[inline(always)]
-unsafe fn widen_rows<P: Word>(args: Arguments, value: impl Fn(Place, P, u32) -> f32) {
+unsafe fn widen<P: Copy>(args: Rows, value: impl Fn(Place, P, u32) -> f32) {
     let chunks_per_row = (args.columns / CHUNK) as usize;
     let chunks = args.rows as usize * chunks_per_row;
     // SAFETY: the caller's obligation.
@@ -57,97 +57,79 @@ unsafe fn widen_rows<P: Word>(args: Arguments, value: impl Fn(Place, P, u32) -> 
     store_chunk(output, index, |element| value(place, packed, element));
 }
 
-/// Widens BF16 rows.
-///
-/// Launch with [`grid_size`](super::grid_size) blocks of [`THREADS`] threads.
-///
 /// # Safety
 ///
-/// `data` holds `[rows, columns]` values, `output` has room for as many, both 16-byte aligned; `columns` is a multiple
-/// of 8; `row_end` holds the number of rows that exist. Others are not written.
-#[kernel(max_threads = 128)]
-pub unsafe fn dequantize_rows_bf16(
-    data: *const u8,
-    row_end: *const u32,
-    rows: u32,
-    columns: u32,
-    output: *mut u32x4,
-) {
-    let args = Arguments {
-        data,
-        row_end,
-        rows,
-        columns,
-        output,
-    };
-    // SAFETY: passed on to the caller.
+/// As for the entries.
+#[inline(always)]
+unsafe fn widen_bf16(rows: Rows) {
+    // SAFETY: the caller's obligation.
     unsafe {
-        widen_rows(args, |_, chunk: u32x4, element| {
+        widen(rows, |_, chunk: u32x4, element| {
             let (even, odd) = Bf16::pair(chunk, element as usize / 2);
             if element.is_multiple_of(2) { even } else { odd }
         });
     }
 }
 
-/// Widens FP8 rows with f32 scales for every 128 elements, transposed: `scales[block * scale_stride + row]`.
-///
-/// Launch with [`grid_size`](super::grid_size) blocks of [`THREADS`] threads.
-///
 /// # Safety
 ///
-/// As for [`dequantize_rows_bf16()`], with E4M3 elements; `columns` is a multiple of 128, and `scales` holds
-/// `columns / 128 * scale_stride` values, at least `rows` in a stride.
-#[kernel(max_threads = 128)]
-pub unsafe fn dequantize_rows_fp8(
-    data: *const u8,
-    scales: *const f32,
-    scale_stride: u32,
-    row_end: *const u32,
-    rows: u32,
-    columns: u32,
-    output: *mut u32x4,
-) {
+/// As for the entries.
+#[inline(always)]
+unsafe fn widen_fp8(rows: Rows, scales: *const f32, scale_stride: u32) {
     const BLOCK: u32 = 128;
     let stride = scale_stride as usize;
-    let args = Arguments {
-        data,
-        row_end,
-        rows,
-        columns,
-        output,
-    };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's obligation.
     unsafe {
-        let scales = GlobalView::new(scales, (columns / BLOCK) as usize * stride);
-        widen_rows(args, |place, chunk, element| {
+        let scales = GlobalView::new(scales, (rows.columns / BLOCK) as usize * stride);
+        widen(rows, |place, chunk, element| {
             let block = place.chunk / (BLOCK / CHUNK) as usize;
             E4m3::dequantize(chunk, element) * scales.load(block * stride + place.row)
         });
     }
 }
 
-/// Defines the entries of the MX formats: `name: format;`.
+/// # Safety
+///
+/// As for the entries.
+#[inline(always)]
+unsafe fn widen_mx<F: BlockFormat>(rows: Rows, scales: *const u8) {
+    let blocks = (rows.columns / F::BLOCK) as usize;
+    // SAFETY: the caller's obligation.
+    unsafe {
+        let scales = GlobalView::new(scales, rows.rows as usize * blocks);
+        widen(rows, |place, chunk, element| {
+            let block = place.chunk / (F::BLOCK / CHUNK) as usize;
+            let code = scales.load(place.row * blocks + block);
+            F::Element::dequantize(chunk, element) * F::scale_to_f32(code)
+        });
+    }
+}
+
+/// Defines the entries: `name(scales) by function;`.
 macro_rules! entries {
-    ($($name:ident: $format:ident;)*) => {$(
-        #[doc = concat!("Widens ", stringify!($format), " rows whose block scales lie in rows, `[rows, columns / 32]`.")]
+    ($(
+        $(#[$doc:meta])*
+        $name:ident($($scales:ident: $type:ty),*) by $widen:path;
+    )*) => {$(
+        $(#[$doc])*
         ///
         /// Launch with [`grid_size`](super::grid_size) blocks of [`THREADS`] threads.
         ///
         /// # Safety
         ///
-        /// As for [`dequantize_rows_bf16()`], with elements as the quantizer packs them; `columns` is a multiple of
-        /// 32, and `scales` holds `[rows, columns / 32]` codes.
+        /// `data` holds `[rows, columns]` elements as the quantizer packs them, `output` has room for as many values,
+        /// both 16-byte aligned; `columns` is a multiple of the format's block, of 8 where it has none. Scales are as
+        /// described above. `row_end` holds the number of rows that exist; others are not written.
         #[kernel(max_threads = 128)]
         pub unsafe fn $name(
             data: *const u8,
-            scales: *const u8,
+            $($scales: $type,)*
             row_end: *const u32,
             rows: u32,
             columns: u32,
             output: *mut u32x4,
         ) {
-            let blocks = (columns / $format::BLOCK) as usize;
-            let args = Arguments {
+            let rows = Rows {
                 data,
                 row_end,
                 rows,
@@ -155,20 +137,22 @@ macro_rules! entries {
                 output,
             };
             // SAFETY: passed on to the caller.
-            unsafe {
-                let scales = GlobalView::new(scales, rows as usize * blocks);
-                widen_rows(args, |place, chunk, element| {
-                    let block = place.chunk / ($format::BLOCK / CHUNK) as usize;
-                    let code = scales.load(place.row * blocks + block);
-                    <$format as BlockFormat>::Element::dequantize(chunk, element)
-                        * $format::scale_to_f32(code)
-                });
-            }
+            unsafe { $widen(rows $(, $scales)*) }
         }
     )*};
 }
 
 entries! {
-    dequantize_rows_mxfp4: MxFp4;
-    dequantize_rows_mxfp8: MxFp8;
+    /// Widens BF16 rows.
+    dequantize_rows_bf16() by widen_bf16;
+
+    /// Widens E4M3 rows with f32 scales for every 128 elements, transposed: `scales[block * scale_stride + row]`, at
+    /// least `rows` in a stride.
+    dequantize_rows_fp8(scales: *const f32, scale_stride: u32) by widen_fp8;
+
+    /// Widens MXFP4 rows whose block scales are in rows: `scales[rows, columns / 32]`.
+    dequantize_rows_mxfp4(scales: *const u8) by widen_mx::<MxFp4>;
+
+    /// Widens MXFP8 rows whose block scales are in rows: `scales[rows, columns / 32]`.
+    dequantize_rows_mxfp8(scales: *const u8) by widen_mx::<MxFp8>;
 }

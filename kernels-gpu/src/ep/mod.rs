@@ -26,6 +26,7 @@
 pub mod arguments;
 pub mod combine;
 mod copy;
+mod election;
 mod faults;
 mod format;
 pub mod message;

@@ -19,7 +19,7 @@
 
 use super::arguments::{Counters, Counts, Rank, Shape};
 use super::faults::Fault;
-use cuda_std::atomic::scoped::{AcqRel, Atomic, Device, Global, Relaxed, Release, System};
+use cuda_std::atomic::scoped::{Atomic, Device, Global, Relaxed, Release, System};
 use cuda_std::thread;
 
 /// Reports that this block has sent everything. The block that is last to do so publishes all counts, those
@@ -31,17 +31,8 @@ use cuda_std::thread;
 /// `shape` and `rank` are what an entry demands.
 #[inline(always)]
 pub(super) unsafe fn publish_if_last(shape: &Shape, rank: &Rank, counters: Counters) {
-    let publisher = match shape.plants(Fault::FirstBlockPublishes) {
-        true => 1,
-        false => thread::grid_dim_x(),
-    };
-    let is_last =
-        thread::thread_idx_x() == 0 && counters.sent().fetch_add(1, AcqRel) + 1 == publisher;
-    if thread::sync_threads_or(is_last as u32) == 0 {
+    if !counters.is_last_to_send(shape, Fault::FirstBlockPublishes) {
         return;
-    }
-    if thread::thread_idx_x() == 0 {
-        counters.sent().store(0, Relaxed);
     }
     // The pairs of this rank as a sender: an expert of another rank, and that rank.
     let mut pair = thread::thread_idx_x();

@@ -115,51 +115,58 @@ impl Bf16 {
     }
 }
 
+/// What formats of two elements to a word have in common: a chunk is one vector.
+macro_rules! halves {
+    () => {
+        type Chunk = u32x4;
+        const VECTORS: usize = 1;
+
+        #[inline(always)]
+        fn mxfp4_chunk(chunk: u32x4, power: f32) -> u32 {
+            E2m1::chunk_in_pairs::<Self>(chunk, power)
+        }
+
+        #[inline(always)]
+        fn zeros() -> u32x4 {
+            u32x4::splat(0)
+        }
+
+        #[inline(always)]
+        fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> u32x4 {
+            tensor.load_at(offset)
+        }
+
+        #[inline(always)]
+        fn folded(chunk: u32x4) -> u32x4 {
+            chunk
+        }
+
+        #[inline(always)]
+        fn rotated(chunk: u32x4) -> u32x4 {
+            let [a, b, c, d] = chunk.to_array();
+            u32x4::from_array([b, c, d, a])
+        }
+
+        #[inline(always)]
+        fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
+            Self::widen(chunk[index])
+        }
+
+        #[inline(always)]
+        fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
+            let (low, high) = Self::widen(chunk[index]);
+            (low.abs(), high.abs())
+        }
+
+        #[inline(always)]
+        fn signs(chunk: u32x4) -> u32 {
+            signs_of_halves(chunk)
+        }
+    };
+}
+
 impl InputFormat for Bf16 {
-    type Chunk = u32x4;
-    const VECTORS: usize = 1;
-
-    #[inline(always)]
-    fn mxfp4_chunk(chunk: u32x4, power: f32) -> u32 {
-        E2m1::chunk_in_pairs::<Self>(chunk, power)
-    }
-
-    #[inline(always)]
-    fn zeros() -> u32x4 {
-        u32x4::splat(0)
-    }
-
-    #[inline(always)]
-    fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> u32x4 {
-        tensor.load_at(offset)
-    }
-
-    #[inline(always)]
-    fn folded(chunk: u32x4) -> u32x4 {
-        chunk
-    }
-
-    #[inline(always)]
-    fn rotated(chunk: u32x4) -> u32x4 {
-        let [a, b, c, d] = chunk.to_array();
-        u32x4::from_array([b, c, d, a])
-    }
-
-    #[inline(always)]
-    fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
-        Self::widen(chunk[index])
-    }
-
-    #[inline(always)]
-    fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
-        let (low, high) = Self::widen(chunk[index]);
-        (low.abs(), high.abs())
-    }
-
-    #[inline(always)]
-    fn signs(chunk: u32x4) -> u32 {
-        signs_of_halves(chunk)
-    }
+    halves!();
 
     #[inline(always)]
     fn amax_or_nan(first: u32x4, second: u32x4) -> Amax {
@@ -183,53 +190,11 @@ impl F16 {
 }
 
 impl InputFormat for F16 {
-    type Chunk = u32x4;
-    const VECTORS: usize = 1;
+    halves!();
+
     /// FP16 has fewer exponents than BF16: 2^14 and 2^-13 are the outermost powers of two whose double
     /// and half are normal.
     const MXFP4_CODES: RangeInclusive<u32> = 127 - 14..=127 + 13;
-
-    #[inline(always)]
-    fn mxfp4_chunk(chunk: u32x4, power: f32) -> u32 {
-        E2m1::chunk_in_pairs::<Self>(chunk, power)
-    }
-
-    #[inline(always)]
-    fn zeros() -> u32x4 {
-        u32x4::splat(0)
-    }
-
-    #[inline(always)]
-    fn load_at(tensor: GlobalView<u32x4>, offset: usize) -> u32x4 {
-        tensor.load_at(offset)
-    }
-
-    #[inline(always)]
-    fn folded(chunk: u32x4) -> u32x4 {
-        chunk
-    }
-
-    #[inline(always)]
-    fn rotated(chunk: u32x4) -> u32x4 {
-        let [a, b, c, d] = chunk.to_array();
-        u32x4::from_array([b, c, d, a])
-    }
-
-    #[inline(always)]
-    fn pair(chunk: u32x4, index: usize) -> (f32, f32) {
-        Self::widen(chunk[index])
-    }
-
-    #[inline(always)]
-    fn magnitudes(chunk: u32x4, index: usize) -> (f32, f32) {
-        let (low, high) = Self::widen(chunk[index]);
-        (low.abs(), high.abs())
-    }
-
-    #[inline(always)]
-    fn signs(chunk: u32x4) -> u32 {
-        signs_of_halves(chunk)
-    }
 
     #[inline(always)]
     fn amax_or_nan(first: u32x4, second: u32x4) -> Amax {

@@ -12,11 +12,10 @@ use cuda_builder::ptxas::Ptxas;
 use cuda_builder::{CudaBuilder, NvvmArch};
 
 /// An architecture and the least PTX version in which its instructions are documented to exist.
-const TARGETS: [(NvvmArch, (u32, u32)); 3] = [
-    (NvvmArch::Compute80, (7, 8)),
-    (NvvmArch::Compute90, (8, 3)),
-    (NvvmArch::Compute100a, (8, 6)),
-];
+type Target = (NvvmArch, (u32, u32));
+const SM_80: Target = (NvvmArch::Compute80, (7, 8));
+const SM_90: Target = (NvvmArch::Compute90, (8, 3));
+const SM_100A: Target = (NvvmArch::Compute100a, (8, 6));
 
 /// Instructions of every architecture.
 const COMMON: &str = "
@@ -83,7 +82,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split_whitespace()
 }
 
-fn build(arch: NvvmArch, (major, minor): (u32, u32)) -> (String, Module) {
+fn build((arch, (major, minor)): Target) -> (String, Module) {
     let text = compile(builder("device").arch(arch).ptx_version(major, minor));
     let module = Module::parse(&text).expect("it is PTX");
     (text, module)
@@ -114,37 +113,50 @@ fn assemble(ptx: &str, arch: NvvmArch) {
     }
 }
 
+// A test for each architecture, so that they compile side by side.
 #[test]
-fn every_instruction_on_every_architecture_that_has_it() {
-    for (arch, version) in TARGETS {
-        let (text, module) = build(arch, version);
-        let functions = || module.entries.iter().chain(&module.functions);
-        let present: BTreeSet<&str> = functions()
-            .flat_map(|function| &function.instructions)
-            .map(|instruction| instruction.mnemonic.as_str())
-            .collect();
-        let expected = |list, wanted: bool| {
-            for mnemonic in words(list) {
-                assert_eq!(present.contains(mnemonic), wanted, "{arch}: {mnemonic}");
-            }
-        };
-        expected(COMMON, true);
-        // The branches for other hardware are gone, not just skipped.
-        expected(HOPPER, arch != NvvmArch::Compute80);
-        expected(BLACKWELL, arch == NvvmArch::Compute100a);
-        assert_eq!(
-            module.unresolved_functions(),
-            ["__assertfail", "free", "malloc", "vprintf"],
-            "{arch}: what the driver supplies"
-        );
-        assemble(&text, arch);
-    }
+fn every_instruction_that_compute_80_has() {
+    every_instruction(SM_80);
+}
+
+#[test]
+fn every_instruction_that_compute_90_has() {
+    every_instruction(SM_90);
+}
+
+#[test]
+fn every_instruction_that_compute_100a_has() {
+    every_instruction(SM_100A);
+}
+
+fn every_instruction(target: Target) {
+    let arch = target.0;
+    let (text, module) = build(target);
+    let functions = || module.entries.iter().chain(&module.functions);
+    let present: BTreeSet<&str> = functions()
+        .flat_map(|function| &function.instructions)
+        .map(|instruction| instruction.mnemonic.as_str())
+        .collect();
+    let expected = |list, wanted: bool| {
+        for mnemonic in words(list) {
+            assert_eq!(present.contains(mnemonic), wanted, "{arch}: {mnemonic}");
+        }
+    };
+    expected(COMMON, true);
+    // The branches for other hardware are gone, not just skipped.
+    expected(HOPPER, arch != NvvmArch::Compute80);
+    expected(BLACKWELL, arch == NvvmArch::Compute100a);
+    assert_eq!(
+        module.unresolved_functions(),
+        ["__assertfail", "free", "malloc", "vprintf"],
+        "{arch}: what the driver supplies"
+    );
+    assemble(&text, arch);
 }
 
 #[test]
 fn accesses_name_their_memory() {
-    let (arch, version) = TARGETS[1];
-    let (_, module) = build(arch, version);
+    let (_, module) = build(SM_90);
     let entry = |name| module.entry(name).expect("the kernel is there");
 
     // Static and dynamic shared memory, and both kinds of global access: nothing is generic.
@@ -195,8 +207,7 @@ fn accesses_name_their_memory() {
 
 #[test]
 fn launch_bounds_reach_the_module() {
-    let (arch, version) = TARGETS[1];
-    let (_, module) = build(arch, version);
+    let (_, module) = build(SM_90);
     let bound = |name| {
         let entry = module.entry(name).expect("the kernel is there");
         entry.directive("maxntid").map(<[u32]>::to_vec)
@@ -208,8 +219,12 @@ fn launch_bounds_reach_the_module() {
 
 #[test]
 fn kernels_of_the_published_api() {
-    let arch = NvvmArch::Compute90;
-    let text = compile(builder("published_api").arch(arch));
+    let (arch, (major, minor)) = SM_90;
+    let text = compile(
+        builder("published_api")
+            .arch(arch)
+            .ptx_version(major, minor),
+    );
     let module = Module::parse(&text).expect("it is PTX");
     let names: BTreeSet<&str> = module
         .entries
@@ -232,8 +247,8 @@ fn kernels_of_the_published_api() {
 
 #[test]
 fn the_device_heap_behind_alloc() {
-    let arch = NvvmArch::Compute90;
-    let builder = builder("device").arch(arch).ptx_version(8, 3);
+    let (arch, (major, minor)) = SM_90;
+    let builder = builder("device").arch(arch).ptx_version(major, minor);
     let text = compile(
         builder
             .build_alloc(true)

@@ -7,7 +7,7 @@ use tokenyard::reference::ep::Setup;
 use tokenyard_tests::ep::{EpCase, Traffic};
 use tokenyard_tests::{Context, Suite};
 
-use super::small;
+use super::{shapes, small};
 
 /// A choice that changes what ranks do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,58 +103,57 @@ pub fn register(suite: &mut Suite) {
     }
 }
 
-/// How many ranks there are in a group.
-pub(super) const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
+/// A case of the many that go through numbers of ranks and kinds of traffic.
+pub(super) struct Turn {
+    /// Which it is, for what takes turns.
+    pub(super) number: usize,
+    pub(super) seed: u64,
+    pub(super) case: EpCase,
+}
 
-/// Tokens of each rank, of those that there are.
-pub(super) const COUNTS: [usize; 8] = [5, 2, 0, 3, 1, 5, 0, 4];
+/// 1, 2, 3, 4 and 8 ranks of `setup`; a rank without tokens, one at its capacity, and every kind of traffic.
+pub(super) fn turns(choice: Choice, setup: impl Fn(usize) -> Setup) -> impl Iterator<Item = Turn> {
+    const COUNTS: [usize; 8] = [5, 2, 0, 3, 1, 5, 0, 4];
+    // Ranks, and how many of them a node has where nodes are the choice.
+    let ranks = [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)].into_iter();
+    ranks
+        .enumerate()
+        .flat_map(move |(turn, (ranks, per_node))| {
+            let setup = setup(ranks);
+            let traffic = Traffic::ALL.into_iter().enumerate();
+            traffic.map(move |(round, traffic)| {
+                let seed = (ranks * 10 + round) as u64;
+                let mut case = EpCase::new(setup.clone(), &COUNTS[..ranks], traffic, seed);
+                match choice {
+                    Choice::VirtualNodes => case.ranks_per_node = per_node,
+                    Choice::Deterministic => case = case.deterministic(),
+                    _ => {}
+                }
+                let number = turn + round;
+                Turn { number, seed, case }
+            })
+        })
+}
 
-/// Where the choice is nodes, how many ranks one has.
-pub(super) const RANKS_PER_NODE: [usize; 5] = [1, 1, 1, 2, 4];
-
-/// 1, 2, 3, 4 and 8 ranks; a rank without tokens, one at its capacity, and every kind of traffic.
 fn ranks(context: &Context, format: TokenFormat, choice: Choice) -> Result<()> {
     let devices = context.devices();
-    for (turn, ranks) in RANKS.into_iter().enumerate() {
-        let setup = choice.of(small(format, ranks));
-        for (round, traffic) in Traffic::ALL.into_iter().enumerate() {
-            let seed = (ranks * 10 + round) as u64;
-            let mut case = EpCase::new(setup.clone(), &COUNTS[..ranks], traffic, seed);
-            if choice == Choice::VirtualNodes {
-                case.ranks_per_node = RANKS_PER_NODE[turn];
-            }
-            if choice == Choice::Deterministic {
-                case = case.deterministic();
-            }
-            // In the emulator, the paths through kernels take turns.
-            let device = (turn + round) % devices.len();
-            case.check(context.pick(&devices[..], &devices[device..=device]))?;
-        }
+    for Turn { number, case, .. } in turns(choice, |ranks| choice.of(small(format, ranks))) {
+        // In the emulator, the paths through kernels take turns.
+        let device = number % devices.len();
+        case.check(context.pick(&devices[..], &devices[device..=device]))?;
     }
     Ok(())
 }
 
-/// The shape that the protocol was first tested with, K = 8 of 32 experts a rank and 7168 elements; in the
-/// emulator with fewer tokens.
+/// In the emulator with fewer tokens and ranks.
 fn published(context: &Context, format: TokenFormat) -> Result<()> {
-    let hidden = if format == TokenFormat::Bf16 {
-        3584
-    } else {
-        7168
+    let hidden = match format {
+        TokenFormat::Bf16 => 3584,
+        _ => 7168,
     };
-    for (ranks, experts) in [(2, 32), (8, 32), (4, 64)] {
-        let tokens = context.pick(64, 1);
-        if !context.is_exhaustive() && ranks != 2 {
-            continue;
-        }
-        let setup = Setup {
-            experts: ranks * experts,
-            ranks,
-            top_k: 8,
-            ..Setup::new(format, hidden, tokens)
-        };
-        let counts = vec![tokens; ranks];
-        EpCase::new(setup, &counts, Traffic::Uniform, 1).check(&[context.device()])?;
+    for &(ranks, experts) in context.pick(&[(2, 32), (8, 32), (4, 64)][..], &[(2, 32)]) {
+        let setup = Setup::new(format, hidden, context.pick(64, 1));
+        shapes::published(setup, ranks, experts).check(&[context.device()])?;
     }
     Ok(())
 }
@@ -167,11 +166,7 @@ fn hidden_sizes(context: &Context, format: TokenFormat) -> Result<()> {
         .into_iter()
         .filter(|size| size % least == 0);
     for hidden_size in sizes.into_iter().chain(of_models) {
-        let setup = Setup {
-            hidden_size,
-            ..small(format, 2)
-        };
-        EpCase::new(setup, &[2, 1], Traffic::Uniform, 2).check(std::slice::from_ref(&device))?;
+        shapes::of_hidden_size(format, hidden_size, 2).check(std::slice::from_ref(&device))?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod properties;
 mod reported;
 mod rounds;
 mod schedules;
+mod shapes;
 
 use tokenyard::ep::TokenFormat;
 use tokenyard::reference::ep::Setup;

@@ -2,40 +2,40 @@
 //! right answer is written out, and everything is compared with the reference as well.
 
 use anyhow::{Context as _, Result, ensure};
-use fastrand::Rng;
 use half::bf16;
 use tokenyard::DeviceBuffer;
 use tokenyard::ep::{Batch, EpConfigError, EpError, TokenFormat};
 use tokenyard::reference::ep::Setup;
-use tokenyard_tests::ep::{EpCase, Mode, RankInput, Traffic, World};
+use tokenyard_tests::ep::{EpCase, Mode, Traffic, World};
 use tokenyard_tests::{Context, Suite};
 
-use super::small;
+use super::{shapes, small};
 
 pub fn register(suite: &mut Suite) {
-    suite.both("ep::reported::a01_nothing_to_send", nothing_to_send);
-    suite.both("ep::reported::a02_empty_ids", empty_ids);
-    suite.both("ep::reported::a03_any_token_count", any_token_count);
-    suite.both("ep::reported::a04_hidden_sizes", hidden_sizes);
-    suite.both("ep::reported::a05_many_experts", many_experts);
-    suite.both("ep::reported::a06_top_k", top_k);
-    suite.both("ep::reported::a07_absent_ids", absent_ids);
+    for (name, case) in [
+        ("a01_nothing_to_send", nothing_to_send as fn(&Context) -> _),
+        ("a02_empty_ids", empty_ids),
+        ("a03_any_token_count", any_token_count),
+        ("a04_hidden_sizes", hidden_sizes),
+        ("a05_many_experts", many_experts),
+        ("a06_top_k", top_k),
+        ("a07_absent_ids", absent_ids),
+        ("a09_padding_tokens", padding_tokens),
+        ("a10_repeated_ids", repeated_ids),
+        ("a11_one_token_too_many", one_token_too_many),
+        ("a12_batches_of_any_size", batches_of_any_size),
+        ("a13_local_numbers", local_numbers),
+        ("a15_every_token_to_the_same", every_token_to_the_same),
+    ] {
+        suite.both(&format!("ep::reported::{name}"), case);
+    }
     suite.cuda(
         "ep::reported::a08_offsets_beyond_32_bits",
         offsets_beyond_32_bits,
     );
-    suite.both("ep::reported::a09_padding_tokens", padding_tokens);
-    suite.both("ep::reported::a10_repeated_ids", repeated_ids);
-    suite.both("ep::reported::a11_one_token_too_many", one_token_too_many);
-    suite.both("ep::reported::a12_batches_of_any_size", batches_of_any_size);
-    suite.both("ep::reported::a13_local_numbers", local_numbers);
     suite.host("ep::reported::a14_uneven_experts", || {
         uneven_experts().map(|()| None)
     });
-    suite.both(
-        "ep::reported::a15_every_token_to_the_same",
-        every_token_to_the_same,
-    );
 }
 
 /// Runs a case in every mode, and returns the worlds, whose outputs have been compared.
@@ -63,16 +63,9 @@ fn rows(world: &World, rank: usize) -> Result<u32> {
         .context("there is an offset at least")
 }
 
-/// Rank 0 has no tokens and all the experts that are asked for: it takes part.
+/// Rank 0 takes part.
 fn nothing_to_send(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 24,
-        ranks: 4,
-        top_k: 6,
-        ..Setup::new(TokenFormat::Mxfp4, 64, 4)
-    };
-    let case = EpCase::new(setup, &[0, 4, 4, 4], Traffic::Same(0), 1);
-    for world in worlds(context, &case)? {
+    for world in worlds(context, &shapes::nothing_to_send(TokenFormat::Mxfp4))? {
         ensure!(rows(&world, 0)? == 72);
         for rank in 1..4 {
             ensure!(rows(&world, rank)? == 0, "rank {rank} received rows");
@@ -81,41 +74,23 @@ fn nothing_to_send(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// No ids and no tokens, K = 8 and 7168 elements, beside ranks that have some; and nowhere any.
-fn empty_ids(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 16,
-        ranks: 4,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Mxfp4, 7168, 2)
-    };
-    for counts in [[2, 0, 1, 2], [0, 0, 0, 0]] {
-        worlds(
-            context,
-            &EpCase::new(setup.clone(), &counts, Traffic::Uniform, 2),
-        )?;
+/// Runs cases whose outputs the reference alone judges.
+fn compare(context: &Context, cases: impl IntoIterator<Item = EpCase>) -> Result<()> {
+    for case in cases {
+        worlds(context, &case)?;
     }
     Ok(())
 }
 
+fn empty_ids(context: &Context) -> Result<()> {
+    compare(context, shapes::empty_ids(TokenFormat::Mxfp4))
+}
+
 fn any_token_count(context: &Context) -> Result<()> {
-    let counts: &[usize] = context.pick(
-        &[1, 2, 3, 127, 129, 2048, 4095, 4096, 4097],
-        &[1, 2, 3, 127, 129],
-    );
-    for &tokens in counts {
-        let setup = Setup {
-            experts: 8,
-            ranks: 2,
-            top_k: 2,
-            ..Setup::new(TokenFormat::Mxfp4, 64, tokens)
-        };
-        worlds(
-            context,
-            &EpCase::new(setup, &[tokens, tokens], Traffic::Skewed, 3),
-        )?;
-    }
-    Ok(())
+    compare(
+        context,
+        shapes::any_token_count(context, TokenFormat::Mxfp4),
+    )
 }
 
 /// 2880 elements in every format whose block divides them; multiples of a block that are none of a
@@ -130,21 +105,9 @@ fn hidden_sizes(context: &Context) -> Result<()> {
         (TokenFormat::Fp8Block128, 640),
         (TokenFormat::Fp8Block128, 7296),
     ] {
-        let setup = Setup {
-            hidden_size,
-            ..small(format, 2)
-        };
-        worlds(context, &EpCase::new(setup, &[2, 1], Traffic::Uniform, 4))?;
+        worlds(context, &shapes::of_hidden_size(format, hidden_size, 4))?;
     }
-    let refused = EpCase::new(
-        Setup {
-            hidden_size: 2880,
-            ..small(TokenFormat::Fp8Block128, 2)
-        },
-        &[0, 0],
-        Traffic::Uniform,
-        4,
-    );
+    let refused = shapes::of_hidden_size(TokenFormat::Fp8Block128, 2880, 4);
     refused!(
         refused.config(),
         EpConfigError::HiddenSize {
@@ -157,97 +120,48 @@ fn hidden_sizes(context: &Context) -> Result<()> {
 }
 
 fn many_experts(context: &Context) -> Result<()> {
-    let tokens = context.pick(32, 1);
-    let setup = Setup {
-        experts: 896,
-        ranks: context.pick(8, 2),
-        top_k: 16,
-        ..Setup::new(TokenFormat::Mxfp4, 3584, tokens)
-    };
-    let counts = vec![tokens; setup.ranks];
-    worlds(context, &EpCase::new(setup, &counts, Traffic::Uniform, 5))?;
-    Ok(())
+    compare(
+        context,
+        [shapes::many_experts(context, TokenFormat::Mxfp4, 3584)],
+    )
 }
 
-/// 22 of 512 experts over 16 ranks; one expert a token; every expert for every token.
 fn top_k(context: &Context) -> Result<()> {
-    let most = context.pick(16, 4);
-    for (experts, ranks, top_k) in [
-        (512, most, 22),
-        (8, 2, 1),
-        (8, 2, 8),
-        (32, 4, 32),
-        (1, 1, 1),
-    ] {
-        let setup = Setup {
-            experts,
-            ranks,
-            top_k,
-            ..Setup::new(TokenFormat::Mxfp8, context.pick(1024, 64), 2)
-        };
-        let counts = vec![2; ranks];
-        worlds(context, &EpCase::new(setup, &counts, Traffic::Uniform, 6))?;
-    }
-    Ok(())
+    compare(context, shapes::top_k(context, TokenFormat::Mxfp8))
 }
 
-/// -1 in some positions, in whole tokens, in all.
 fn absent_ids(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 4,
-        ranks: 2,
-        top_k: 2,
-        ..Setup::new(TokenFormat::Mxfp4, 64, 3)
-    };
-    let mut case = EpCase::new(setup, &[3, 3], Traffic::Uniform, 7);
-    for (first, expected) in [
-        ([-1, 0, -1, -1, 2, -1], [1, 1]),
-        ([-1, -1, -1, -1, 3, 1], [1, 1]),
-        ([-1; 6], [0, 0]),
-    ] {
-        case.ranks[0].topk_ids = first.to_vec();
-        case.ranks[1].topk_ids = vec![-1; 6];
+    for (case, expected) in shapes::absent_ids(TokenFormat::Mxfp4) {
         for world in worlds(context, &case)? {
-            ensure!(
-                [rows(&world, 0)?, rows(&world, 1)?] == expected,
-                "{first:?}"
-            );
+            let received = [rows(&world, 0)?, rows(&world, 1)?];
+            ensure!(received == expected, "{:?}", case.ranks[0].topk_ids);
         }
     }
     Ok(())
 }
 
-/// 304,000 rows of 7168 BF16 elements: the last ones lie beyond 4 GiB in the receive buffer and in the
-/// output. The whole would take long to compare; the ends of every group and cell do.
+/// The last rows lie beyond 4 GiB in the receive buffer and in the output. The whole would take long to compare; the
+/// ends of every group and cell do.
 fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
-    const TOKENS: usize = 38_000;
-    const HIDDEN: usize = 7168;
-    let setup = Setup {
-        experts: 8,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Bf16, HIDDEN, TOKENS)
-    };
-    let mut case = EpCase::new(setup, &[0], Traffic::Same(0), 8).deterministic();
-    let mut state = Rng::with_seed(8);
-    case.ranks[0] = RankInput {
-        tokens: (0..TOKENS * HIDDEN)
-            .map(|_| bf16::from_bits(state.u16(..)))
-            .collect(),
-        topk_ids: (0..8).cycle().take(8 * TOKENS).collect(),
-    };
+    let case = shapes::offsets_beyond_32_bits(|random| bf16::from_bits(random.u16(..)));
+    let (tokens_per_rank, hidden_size) = (case.setup.max_tokens_per_rank, case.setup.hidden_size);
     let mut world = World::new(&context.device(), &case)?;
     world.dispatch(&case, Mode::Split)?;
     let tokens = world.received(0).tokens();
     let start = tokens.as_ptr().cast_mut();
     for expert in 0..8 {
-        for token in [0, 1, TOKENS / 2, TOKENS - 1] {
-            let row = expert * TOKENS + token;
+        for token in [0, 1, tokens_per_rank / 2, tokens_per_rank - 1] {
+            let row = expert * tokens_per_rank + token;
             // SAFETY: row `row` lies inside `tokens`, which outlives the window.
             let window: DeviceBuffer<u8> = unsafe {
-                DeviceBuffer::from_raw(tokens.device(), start.add(row * 2 * HIDDEN), 2 * HIDDEN)?
+                DeviceBuffer::from_raw(
+                    tokens.device(),
+                    start.add(row * 2 * hidden_size),
+                    2 * hidden_size,
+                )?
             };
             let expected: &[u8] =
-                bytemuck::cast_slice(&case.ranks[0].tokens[token * HIDDEN..][..HIDDEN]);
+                bytemuck::cast_slice(&case.ranks[0].tokens[token * hidden_size..][..hidden_size]);
             ensure!(
                 window.download()? == expected,
                 "row {row} is not token {token}"
@@ -256,58 +170,32 @@ fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
     }
     let info = world.received(0).src_info().download()?;
     for (row, pair) in info.iter().enumerate() {
-        let expected = [(row % TOKENS) as i32, (row / TOKENS) as i32];
+        let expected = [
+            (row % tokens_per_rank) as i32,
+            (row / tokens_per_rank) as i32,
+        ];
         ensure!(*pair == expected, "row {row} is said to be {pair:?}");
     }
     world.check_counters()
 }
 
-/// Half of three ranks' tokens are padding: no message for them, and none to rank 0 in their stead.
+/// No message for padding, and none to rank 0 in its stead.
 fn padding_tokens(context: &Context) -> Result<()> {
-    let half = context.pick(512, 16);
-    let setup = Setup {
-        experts: 8,
-        ranks: 4,
-        top_k: 2,
-        ..Setup::new(TokenFormat::Mxfp4, 64, 2 * half)
-    };
-    let mut case = EpCase::new(setup, &[2 * half; 4], Traffic::Uniform, 9);
-    let mut to_rank_0 = 0;
-    for (number, rank) in case.ranks.iter_mut().enumerate() {
-        if number > 0 {
-            rank.topk_ids[2 * half..].fill(-1);
-        }
-        to_rank_0 += rank
-            .topk_ids
-            .iter()
-            .filter(|&&id| id == 0 || id == 1)
-            .count();
-    }
+    let case = shapes::padding_tokens(context, TokenFormat::Mxfp4);
+    let ids = || case.ranks.iter().flat_map(|rank| &rank.topk_ids);
+    let to_rank_0 = ids().filter(|&&id| id == 0 || id == 1).count();
+    let in_all = ids().filter(|&&id| id >= 0).count();
     for world in worlds(context, &case)? {
         ensure!(rows(&world, 0)? as usize == to_rank_0);
         let total: u32 = (0..4).map(|rank| rows(&world, rank)).sum::<Result<u32>>()?;
-        ensure!(
-            total as usize == 2 * (2 * half + 3 * half),
-            "{total} rows in all"
-        );
+        ensure!(total as usize == in_all, "{total} rows in all");
     }
     Ok(())
 }
 
-/// NaN logits give the same expert eight times: it counts once, and nobody reads what was not sent.
+/// An expert that is named again counts once, and nobody reads what was not sent.
 fn repeated_ids(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 16,
-        ranks: 2,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Mxfp4, 64, 4)
-    };
-    let mut case = EpCase::new(setup, &[4, 4], Traffic::Uniform, 10);
-    for rank in &mut case.ranks {
-        rank.topk_ids[8..16].fill(0);
-        rank.topk_ids[24..32].copy_from_slice(&[5, 5, -1, 7, 5, 7, 9, 9]);
-    }
-    for case in [case.clone(), case.deterministic()] {
+    for case in shapes::repeated_ids(TokenFormat::Mxfp4) {
         for world in worlds(context, &case)? {
             let handles = world.received(0).pairs().download()?;
             let others = case.ranks[0]
@@ -321,10 +209,8 @@ fn repeated_ids(context: &Context) -> Result<()> {
 }
 
 fn one_token_too_many(context: &Context) -> Result<()> {
-    let setup = small(TokenFormat::Bf16, 2);
-    let full = EpCase::new(setup, &[5, 5], Traffic::Uniform, 11);
-    let mut over = full.clone();
-    over.refill(&[5, 6], Traffic::Uniform, &mut Rng::with_seed(11));
+    let full = shapes::full(40);
+    let over = shapes::one_token_too_many(&full);
     let mut world = World::new(&context.device(), &full)?;
     world.check_round(&full, Mode::Fused)?;
     let before = world.download()?;
@@ -382,15 +268,8 @@ fn batches_of_any_size(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Global ids 2, 3, 0, 5, 2, 7 of eight experts on four ranks.
 fn local_numbers(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 8,
-        ranks: 4,
-        ..Setup::new(TokenFormat::Mxfp8, 64, 6)
-    };
-    let mut case = EpCase::new(setup, &[6, 0, 0, 0], Traffic::Uniform, 13);
-    case.ranks[0].topk_ids = vec![2, 3, 0, 5, 2, 7];
+    let case = shapes::local_numbers(TokenFormat::Mxfp8);
     for world in worlds(context, &case)? {
         let received = [0, 1, 2, 3].map(|rank| rows(&world, rank).ok());
         ensure!(
@@ -426,25 +305,12 @@ fn uneven_experts() -> Result<()> {
     Ok(())
 }
 
-/// Every token to experts 0 to 7, of values 0 and 1, again and again: the rows are the tokens every time.
+/// Again and again: the rows are the tokens every time.
 fn every_token_to_the_same(context: &Context) -> Result<()> {
-    let (tokens, rounds) = context.pick((1024, 64), (24, 4));
-    let setup = Setup {
-        experts: context.pick(256, 16),
-        ranks: 2,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Bf16, context.pick(7168, 64), tokens)
-    };
     let device = context.device();
-    let mut case =
-        EpCase::new(setup, &[tokens, tokens], Traffic::Same(0), 15).side_by_side(&device);
-    let random = &mut Rng::with_seed(15);
-    for rank in &mut case.ranks {
-        let values = rank.tokens.iter_mut();
-        values.for_each(|value| *value = bf16::from_f32(f32::from(random.bool() as u8)));
-    }
+    let case = shapes::every_token_to_the_same(context).side_by_side(&device);
     let mut world = World::new(&device, &case)?;
-    for round in 0..rounds {
+    for round in 0..context.pick(64, 4) {
         let mode = Mode::ALL[round % Mode::ALL.len()];
         world
             .check_round(&case, mode)

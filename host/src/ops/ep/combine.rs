@@ -12,10 +12,10 @@ use super::super::{
     Attributes, Behaviour, DType, Direction, OpContext, OpError, Operand, Operation, TensorType,
     TensorView,
 };
-use super::execute::{Named, check_group, check_tables};
+use super::Half;
+use super::execute::{Named, check_tables, checked_session};
 use super::infer::{Choices, check_tokens, refused};
 use super::schema::{COMMON_ATTRIBUTES, COUNTERS, COUNTS, IDS, RECV, SEND, operand};
-use super::{EpSession, Half};
 use crate::buffer::DeviceBuffer;
 use crate::ep::{
     Batch, CombineFormat, CombineOutput, CombineTarget, DispatchRecord, EpConfig, ExpertOutputs,
@@ -58,13 +58,6 @@ struct CombineOperation {
     half: Half,
 }
 
-/// Attributes, read.
-struct Combine {
-    choices: Choices,
-    format: CombineFormat,
-    dtype: DType,
-}
-
 /// The format that rows travel home in, by their own type and those of elements and scales on the way.
 fn format(operation: &Operation, attributes: &Attributes) -> Result<CombineFormat, OpError> {
     let rows = attributes.dtype("input_dtype");
@@ -91,16 +84,17 @@ fn format(operation: &Operation, attributes: &Attributes) -> Result<CombineForma
 }
 
 impl CombineOperation {
-    fn read(&self, operation: &Operation, attributes: &Attributes) -> Result<Combine, OpError> {
+    /// Attributes, read, and the type of rows.
+    fn read(
+        &self,
+        operation: &Operation,
+        attributes: &Attributes,
+    ) -> Result<(Choices, DType), OpError> {
         attributes.check_target(operation)?;
-        let format = format(operation, attributes)?;
         // What tokens were dispatched as does not matter here.
-        let builder = EpConfig::builder(TokenFormat::Bf16).combine(format);
-        Ok(Combine {
-            choices: Choices::read(operation, attributes, builder, self.half)?,
-            dtype: attributes.dtype("input_dtype"),
-            format,
-        })
+        let builder = EpConfig::builder(TokenFormat::Bf16).combine(format(operation, attributes)?);
+        let choices = Choices::read(operation, attributes, builder, self.half)?;
+        Ok((choices, attributes.dtype("input_dtype")))
     }
 }
 
@@ -111,7 +105,7 @@ impl Behaviour for CombineOperation {
         attributes: &Attributes,
         inputs: &[TensorType],
     ) -> Result<Vec<TensorType>, OpError> {
-        let Combine { choices, dtype, .. } = self.read(operation, attributes)?;
+        let (choices, dtype) = self.read(operation, attributes)?;
         let config = &choices.config;
         let (mut rows, mut tokens) = (None, None);
         for (operand, found) in operation.inputs().zip(inputs) {
@@ -162,19 +156,11 @@ impl Behaviour for CombineOperation {
         tensors: &mut [TensorView<'_>],
     ) -> Result<(), OpError> {
         let name = operation.name();
-        let combine = self.read(operation, attributes)?;
+        let (choices, _) = self.read(operation, attributes)?;
         let stream = context.stream;
-        let Some((session, rank)) = &mut context.session else {
-            return Err(OpError::NoSession { operation: name });
-        };
-        let rank = *rank;
-        check_group(operation, attributes, &combine.choices, session)?;
-        check_format(operation, session, combine.format)?;
+        let (session, rank) = checked_session(operation, context, attributes, &choices)?;
         let calls = tensors.chunks(operation.operands().len());
-        let tables = session.combine_pointer_tables();
-        for tensors in calls.clone() {
-            check_tables(operation, &tables, tensors)?;
-        }
+        check_tables(operation, &session.combine_pointer_tables(), calls.clone())?;
         let failed = |source| OpError::Ep {
             operation: name,
             source,
@@ -238,23 +224,6 @@ impl Behaviour for CombineOperation {
             }
         }
         Ok(())
-    }
-}
-
-/// Demands a group whose rows travel home as the attributes say; one that does not combine refuses by itself.
-fn check_format(
-    operation: &Operation,
-    session: &EpSession,
-    asked: CombineFormat,
-) -> Result<(), OpError> {
-    match session.group.config().combine() {
-        Some(has) if has != asked => Err(refused(
-            operation,
-            "dispatch_dtype",
-            format!("that of a group whose rows travel home as {has}"),
-            format!("that of {asked}"),
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -39,17 +39,9 @@ impl Behaviour for EpOperation {
         let name = operation.name();
         let choices = self.choices(operation, attributes)?;
         let stream = context.stream;
-        let Some((session, rank)) = &mut context.session else {
-            return Err(OpError::NoSession { operation: name });
-        };
-        let rank = *rank;
-        check_group(operation, attributes, &choices, session)?;
-        self.check_format(operation, session)?;
+        let (session, rank) = checked_session(operation, context, attributes, &choices)?;
         let calls = tensors.chunks(operation.operands().len());
-        let tables = session.pointer_tables();
-        for tensors in calls.clone() {
-            check_tables(operation, &tables, tensors)?;
-        }
+        check_tables(operation, &session.pointer_tables(), calls.clone())?;
         let failed = |source| OpError::Ep {
             operation: name,
             source,
@@ -92,8 +84,25 @@ impl Behaviour for EpOperation {
     }
 }
 
+/// The session that the operation runs in, and the rank that it is for unless it is for all. Its group is of the
+/// configuration that the attributes describe.
+pub(super) fn checked_session<'a>(
+    operation: &Operation,
+    context: &'a mut OpContext<'_>,
+    attributes: &Attributes,
+    choices: &Choices,
+) -> Result<(&'a mut EpSession, usize), OpError> {
+    let Some((session, rank)) = &mut context.session else {
+        return Err(OpError::NoSession {
+            operation: operation.name(),
+        });
+    };
+    check_group(operation, attributes, choices, session)?;
+    Ok((session, *rank))
+}
+
 /// Demands that the group is of the configuration that the attributes describe, as far as they do.
-pub(super) fn check_group(
+fn check_group(
     operation: &Operation,
     attributes: &Attributes,
     choices: &Choices,
@@ -151,10 +160,16 @@ pub(super) fn check_group(
     ];
     let flag = |(name, asked, has): (_, bool, bool)| (name, asked.to_string(), has.to_string());
     let number = |(name, asked, has): (_, usize, usize)| (name, asked.to_string(), has.to_string());
-    let all = flags
-        .into_iter()
-        .map(flag)
-        .chain(pairs.into_iter().map(number));
+    // How a combine's tokens were dispatched does not matter; a group that does not combine refuses by itself.
+    let formats = match asked.combine() {
+        None => Some((asked.format().to_string(), has.format().to_string())),
+        Some(asked) => has
+            .combine()
+            .map(|has| (asked.to_string(), has.to_string())),
+    };
+    let formats = formats.map(|(asked, has)| ("dispatch_dtype", asked, has));
+    let all = flags.into_iter().map(flag);
+    let all = all.chain(pairs.into_iter().map(number)).chain(formats);
     for (attribute, asked, has) in all {
         if asked != has {
             return Err(OpError::Attribute {
@@ -168,29 +183,13 @@ pub(super) fn check_group(
     Ok(())
 }
 
-impl EpOperation {
-    /// Demands a group whose tokens travel as the operation's do.
-    fn check_format(&self, operation: &Operation, session: &EpSession) -> Result<(), OpError> {
-        let has = session.group.config();
-        if has.format() != self.format {
-            return Err(OpError::Attribute {
-                operation: operation.name(),
-                attribute: "dispatch_dtype",
-                expected: format!("that of a group made for {}", has.format()),
-                found: format!("that of {}", self.format),
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Demands the group's own tables of addresses.
-pub(super) fn check_tables(
+/// Demands the group's own tables of addresses in every call's tensors.
+pub(super) fn check_tables<'a, 'b: 'a>(
     operation: &Operation,
     tables: &PointerTables,
-    tensors: &[TensorView<'_>],
+    calls: impl Iterator<Item = &'a [TensorView<'b>]>,
 ) -> Result<(), OpError> {
-    for (operand, tensor) in operation.operands().iter().zip(tensors) {
+    for (operand, tensor) in calls.flat_map(|tensors| operation.operands().iter().zip(tensors)) {
         let expected = match operand.name {
             "send_ptrs" => &tables.send,
             "recv_ptrs" => &tables.recv,

@@ -21,7 +21,7 @@ use super::super::faults::Fault;
 use super::super::wait::{Awaited, Failure, Waiter};
 use super::arguments::Combining;
 use core::simd::u32x2;
-use cuda_std::atomic::scoped::{AcqRel, Atomic, Global, Relaxed, Release, System};
+use cuda_std::atomic::scoped::{Atomic, Global, Relaxed, Release, System};
 use cuda_std::thread;
 
 /// The count of `word` in `counts`.
@@ -48,17 +48,8 @@ pub(super) unsafe fn publish_if_last(shape: &Shape, combining: &Combining) {
     let rank = &combining.rank;
     // SAFETY: the caller's obligation.
     let (counters, pairs) = unsafe { (combining.counters(), combining.pairs(shape)) };
-    let publisher = match shape.plants(Fault::CountsBeforeRows) {
-        true => 1,
-        false => thread::grid_dim_x(),
-    };
-    let is_last =
-        thread::thread_idx_x() == 0 && counters.sent().fetch_add(1, AcqRel) + 1 == publisher;
-    if thread::sync_threads_or(is_last as u32) == 0 {
+    if !counters.is_last_to_send(shape, Fault::CountsBeforeRows) {
         return;
-    }
-    if thread::thread_idx_x() == 0 {
-        counters.sent().store(0, Relaxed);
     }
     if Failure::of(rank).is_recorded() {
         return;

@@ -168,6 +168,25 @@ impl Reducer<'_> {
         [a, b, c, d, e, f, g, h]
     }
 
+    /// The chunks of the [`CombineFormat::AHEAD`] positions from `first` on, whose loads are under way together; behind
+    /// them none. Called by whole warps.
+    #[inline(always)]
+    unsafe fn ahead<F: CombineFormat>(
+        self,
+        token: Token,
+        first: u32,
+        chunk: u32,
+        exists: bool,
+    ) -> [Option<F::Piece>; 8] {
+        // SAFETY: by the contract of `reduce_tokens`.
+        let at = |n| unsafe { self.returned::<F>(token, first + n, chunk, exists) };
+        let [a, b, c, d] = [at(0), at(1), at(2), at(3)];
+        match F::AHEAD {
+            8 => [a, b, c, d, at(4), at(5), at(6), at(7)],
+            _ => [a, b, c, d, None, None, None, None],
+        }
+    }
+
     /// Sums a chunk over the token's experts, and stores it. Called by whole warps; lanes without a chunk do nothing.
     #[inline(always)]
     unsafe fn sum_chunk<F: CombineFormat>(self, token: Token, chunk: u32, exists: bool) {
@@ -175,12 +194,8 @@ impl Reducer<'_> {
         let mut first = 0;
         while first < self.shape.top_k {
             // SAFETY: by the contract of `reduce_tokens`.
-            let at = |n| unsafe { self.returned::<F>(token, first + n, chunk, exists) };
-            let (a, b, c, d) = (at(0), at(1), at(2), at(3));
-            let (e, f, g, h) = match F::AHEAD {
-                8 => (at(4), at(5), at(6), at(7)),
-                _ => (None, None, None, None),
-            };
+            let ahead = unsafe { self.ahead::<F>(token, first, chunk, exists) };
+            let [a, b, c, d, e, f, g, h] = ahead;
             let add = |sums, piece, n| self.add::<F>(sums, piece, token, first + n);
             sums = match self.shape.plants(Fault::LastExpertFirst) {
                 false => add(add(add(add(sums, a, 0), b, 1), c, 2), d, 3),
@@ -218,12 +233,8 @@ impl Reducer<'_> {
         let mut first = 0;
         while first < self.shape.top_k {
             // SAFETY: by the contract of `reduce_tokens`.
-            let at = |n| unsafe { self.returned::<F>(token, first + n, chunk, exists) };
-            let (a, b, c, d) = (at(0), at(1), at(2), at(3));
-            let (e, f, g, h) = match F::AHEAD {
-                8 => (at(4), at(5), at(6), at(7)),
-                _ => (None, None, None, None),
-            };
+            let ahead = unsafe { self.ahead::<F>(token, first, chunk, exists) };
+            let [a, b, c, d, e, f, g, h] = ahead;
             let put = |piece: Option<F::Piece>, n: u32| {
                 if let Some(piece) = piece {
                     let row = token.number as usize * self.shape.top_k as usize;

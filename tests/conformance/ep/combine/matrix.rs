@@ -8,8 +8,8 @@ use tokenyard::reference::ep::Setup;
 use tokenyard_tests::ep::{EpCase, Returns, Traffic};
 use tokenyard_tests::{Context, Suite};
 
-use super::super::matrix::{COUNTS, Choice, RANKS, RANKS_PER_NODE};
-use super::super::small;
+use super::super::matrix::{Choice, Turn, turns};
+use super::super::{shapes, small};
 use super::home;
 
 /// Options that change what combine does.
@@ -60,64 +60,44 @@ fn weights_of(choice: Choice) -> &'static [Option<InputType>] {
     }
 }
 
-/// 1, 2, 3, 4 and 8 ranks; a rank without tokens, one at its capacity, and every kind of traffic.
 fn ranks(context: &Context, format: CombineFormat, choice: Choice) -> Result<()> {
     let devices = context.devices();
     let weights = weights_of(choice);
-    for (turn, ranks) in RANKS.into_iter().enumerate() {
-        let setup = Setup {
-            hidden_size: 64,
-            ..choice.of(small(TokenFormat::Bf16, ranks))
-        };
-        for (round, traffic) in Traffic::ALL.into_iter().enumerate() {
-            let seed = (ranks * 10 + round) as u64;
-            let mut case = EpCase::new(setup.clone(), &COUNTS[..ranks], traffic, seed);
-            if choice == Choice::VirtualNodes {
-                case.ranks_per_node = RANKS_PER_NODE[turn];
-            }
-            if choice == Choice::Deterministic {
-                case = case.deterministic();
-            }
-            let case = home(case, format);
-            // Types of weights take turns, as do, in the emulator, the paths through kernels.
-            let device = (turn + round) % devices.len();
-            let devices = context.pick(&devices[..], &devices[device..=device]);
-            let weights = weights[(turn + round) % weights.len()];
-            let returns = Returns::random(&case, weights, &mut Rng::with_seed(seed))?;
-            case.check_round_trips(devices, &returns)?;
-        }
+    let setup = |ranks| Setup {
+        hidden_size: 64,
+        ..choice.of(small(TokenFormat::Bf16, ranks))
+    };
+    for Turn { number, seed, case } in turns(choice, setup) {
+        let case = home(case, format);
+        // Types of weights take turns, as do, in the emulator, the paths through kernels.
+        let device = number % devices.len();
+        let devices = context.pick(&devices[..], &devices[device..=device]);
+        let weights = weights[number % weights.len()];
+        let returns = Returns::random(&case, weights, &mut Rng::with_seed(seed))?;
+        case.check_round_trips(devices, &returns)?;
     }
     Ok(())
 }
 
 /// Less than a warp's share of elements, shares that are not whole, and hidden sizes of models.
 fn hidden_sizes(context: &Context, format: CombineFormat) -> Result<()> {
-    let device = [context.device()];
-    for (number, hidden_size) in [32, 64, 96, 160, 256, 288, 512, 2880, 7168]
-        .into_iter()
-        .enumerate()
-    {
-        let setup = Setup {
-            hidden_size,
-            ..small(TokenFormat::Bf16, 2)
-        };
-        let case = home(EpCase::new(setup, &[2, 1], Traffic::Uniform, 2), format);
-        let weights = [WEIGHTS[number % WEIGHTS.len()], WEIGHTS[0]];
-        for weights in context.pick(&weights[..], &weights[..1]) {
+    let check = |hidden_size, weights: &[Option<InputType>]| {
+        let case = shapes::of_hidden_size(TokenFormat::Bf16, hidden_size, 2);
+        let case = home(case, format);
+        weights.iter().try_for_each(|weights| {
             let returns = Returns::random(&case, *weights, &mut Rng::with_seed(3))?;
-            case.check_round_trips(&device, &returns)?;
-        }
+            case.check_round_trips(&[context.device()], &returns)
+        })
+    };
+    let sizes = [32, 64, 96, 160, 256, 288, 512, 2880, 7168];
+    for (number, hidden_size) in sizes.into_iter().enumerate() {
+        let weights = [WEIGHTS[number % WEIGHTS.len()], WEIGHTS[0]];
+        check(hidden_size, context.pick(&weights[..], &weights[..1]))?;
     }
     // Rows that travel as they are need no blocks: any whole vectors do.
-    for hidden_size in [8, 24, 264] {
-        let setup = Setup {
-            hidden_size,
-            ..small(TokenFormat::Bf16, 2)
-        };
+    for hidden_size in [8_usize, 24, 264] {
         if hidden_size.is_multiple_of(format.hidden_multiple()) {
-            let case = home(EpCase::new(setup, &[2, 1], Traffic::Uniform, 2), format);
-            let returns = Returns::random(&case, WEIGHTS[0], &mut Rng::with_seed(3))?;
-            case.check_round_trips(&device, &returns)?;
+            check(hidden_size, &WEIGHTS[..1])?;
         }
     }
     Ok(())
@@ -145,17 +125,11 @@ fn top_k(context: &Context, format: CombineFormat) -> Result<()> {
     Ok(())
 }
 
-/// The shape that the protocol was first tested with: K = 8, 7168 elements, 128 tokens; in the emulator with one.
+/// With 128 tokens; in the emulator with one.
 fn published(context: &Context, format: CombineFormat) -> Result<()> {
     for &(ranks, experts) in context.pick(&[(2, 32), (8, 32)][..], &[(2, 32)]) {
-        let tokens = context.pick(128, 1);
-        let setup = Setup {
-            experts: ranks * experts,
-            ranks,
-            top_k: 8,
-            ..Setup::new(TokenFormat::Bf16, 7168, tokens)
-        };
-        let case = EpCase::new(setup, &vec![tokens; ranks], Traffic::Uniform, 1);
+        let setup = Setup::new(TokenFormat::Bf16, 7168, context.pick(128, 1));
+        let case = shapes::published(setup, ranks, experts);
         let case = home(case, format);
         let weights = if ranks == 2 { None } else { WEIGHTS[1] };
         let returns = Returns::random(&case, weights, &mut Rng::with_seed(5))?;

@@ -8,11 +8,11 @@ use tokenyard::DeviceBuffer;
 use tokenyard::ep::{CombineFormat, EpError, TokenFormat};
 use tokenyard::options::InputType;
 use tokenyard::reference::ep::Setup;
-use tokenyard_tests::ep::{DeviceInput, EpCase, Mode, RankInput, Returns, Traffic, World};
+use tokenyard_tests::ep::{DeviceInput, EpCase, Mode, Returns, Traffic, World};
 use tokenyard_tests::values::DeviceRows;
 use tokenyard_tests::{Context, Rows, Suite};
 
-use super::super::small;
+use super::super::shapes;
 use super::{home, identity};
 
 pub fn register(suite: &mut Suite) {
@@ -55,50 +55,19 @@ fn round_trips(context: &Context, case: &EpCase) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 has no tokens and all the experts that are asked for: it gets nothing back, and the others what is theirs.
+/// Rank 0 gets nothing back, and the others what is theirs.
 fn nothing_to_send(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 24,
-        ranks: 4,
-        top_k: 6,
-        ..Setup::new(TokenFormat::Bf16, 64, 4)
-    };
-    round_trips(
-        context,
-        &EpCase::new(setup, &[0, 4, 4, 4], Traffic::Same(0), 1),
-    )
+    round_trips(context, &shapes::nothing_to_send(TokenFormat::Bf16))
 }
 
 fn empty_ids(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 16,
-        ranks: 4,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Bf16, 7168, 2)
-    };
-    for counts in [[2, 0, 1, 2], [0, 0, 0, 0]] {
-        let case = EpCase::new(setup.clone(), &counts, Traffic::Uniform, 2);
-        round_trips(context, &case)?;
-    }
-    Ok(())
+    let cases = shapes::empty_ids(TokenFormat::Bf16);
+    cases.iter().try_for_each(|case| round_trips(context, case))
 }
 
 fn any_token_count(context: &Context) -> Result<()> {
-    let counts: &[usize] = context.pick(
-        &[1, 2, 3, 127, 129, 2048, 4095, 4096, 4097],
-        &[1, 2, 3, 127, 129],
-    );
-    for &tokens in counts {
-        let setup = Setup {
-            experts: 8,
-            ranks: 2,
-            top_k: 2,
-            ..Setup::new(TokenFormat::Bf16, 64, tokens)
-        };
-        let case = EpCase::new(setup, &[tokens, tokens], Traffic::Skewed, 3);
-        round_trips(context, &case)?;
-    }
-    Ok(())
+    let mut cases = shapes::any_token_count(context, TokenFormat::Bf16);
+    cases.try_for_each(|case| round_trips(context, &case))
 }
 
 /// Whatever the block of the format home divides: 2880 in all of them, 7200, and for rows as they are any whole
@@ -114,11 +83,10 @@ fn hidden_sizes(context: &Context) -> Result<()> {
         (CombineFormat::Nvfp4, 2880),
         (CombineFormat::Nvfp4, 7200),
     ] {
-        let setup = Setup {
-            hidden_size,
-            ..small(TokenFormat::Bf16, 2)
-        };
-        let case = home(EpCase::new(setup, &[2, 1], Traffic::Uniform, 4), format);
+        let case = home(
+            shapes::of_hidden_size(TokenFormat::Bf16, hidden_size, 4),
+            format,
+        );
         let returns = Returns::random(&case, Some(InputType::F32), &mut Rng::with_seed(4))?;
         case.check_round_trips(&[context.device()], &returns)?;
     }
@@ -126,79 +94,33 @@ fn hidden_sizes(context: &Context) -> Result<()> {
 }
 
 fn many_experts(context: &Context) -> Result<()> {
-    let tokens = context.pick(32, 1);
-    let setup = Setup {
-        experts: 896,
-        ranks: context.pick(8, 2),
-        top_k: 16,
-        ..Setup::new(TokenFormat::Bf16, context.pick(3584, 448), tokens)
-    };
-    let counts = vec![tokens; setup.ranks];
-    round_trips(context, &EpCase::new(setup, &counts, Traffic::Uniform, 5))
+    let hidden_size = context.pick(3584, 448);
+    let case = shapes::many_experts(context, TokenFormat::Bf16, hidden_size);
+    round_trips(context, &case)
 }
 
-/// 22 of 512 experts over 16 ranks; one expert a token; every expert for every token.
 fn top_k(context: &Context) -> Result<()> {
-    let most = context.pick(16, 4);
-    for (experts, ranks, top_k) in [
-        (512, most, 22),
-        (8, 2, 1),
-        (8, 2, 8),
-        (32, 4, 32),
-        (1, 1, 1),
-    ] {
-        let setup = Setup {
-            experts,
-            ranks,
-            top_k,
-            ..Setup::new(TokenFormat::Bf16, context.pick(1024, 64), 2)
-        };
-        let case = EpCase::new(setup, &vec![2; ranks], Traffic::Uniform, 6);
-        round_trips(context, &case)?;
-    }
-    Ok(())
+    let mut cases = shapes::top_k(context, TokenFormat::Bf16);
+    cases.try_for_each(|case| round_trips(context, &case))
 }
 
-/// -1 in some positions, in whole tokens, in all.
 fn absent_ids(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 4,
-        ranks: 2,
-        top_k: 2,
-        ..Setup::new(TokenFormat::Bf16, 64, 3)
-    };
-    let mut case = EpCase::new(setup, &[3, 3], Traffic::Uniform, 7);
-    for first in [[-1, 0, -1, -1, 2, -1], [-1, -1, -1, -1, 3, 1], [-1; 6]] {
-        case.ranks[0].topk_ids = first.to_vec();
-        case.ranks[1].topk_ids = vec![-1; 6];
-        round_trips(context, &case)?;
-    }
-    Ok(())
+    let cases = shapes::absent_ids(TokenFormat::Bf16);
+    cases
+        .iter()
+        .try_for_each(|(case, _)| round_trips(context, case))
 }
 
-/// 304,000 rows of 7168 BF16 elements, there and back: the last ones lie beyond 4 GiB in the expert outputs, in the
-/// combine buffer, and in the output that is not weighted. On a GPU alone: 4.4 GB five times over, which the emulator
-/// would take hours for.
+/// There and back: the last rows lie beyond 4 GiB in the expert outputs, in the combine buffer, and in the output that
+/// is not weighted. On a GPU alone: 4.4 GB five times over, which the emulator would take hours for.
 fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
-    const TOKENS: usize = 38_000;
-    const HIDDEN: usize = 7168;
-    const TOP_K: usize = 8;
-    let setup = Setup {
-        experts: TOP_K,
-        top_k: TOP_K,
-        ..Setup::new(TokenFormat::Bf16, HIDDEN, TOKENS)
-    };
-    let mut case = EpCase::new(setup, &[0], Traffic::Same(0), 8).deterministic();
-    let random = &mut Rng::with_seed(8);
     // Whole numbers, so that eight times one is exact.
-    let token = |random: &mut Rng| bf16::from_f32(random.i8(-15..=15).into());
-    case.ranks[0] = RankInput {
-        tokens: (0..TOKENS * HIDDEN).map(|_| token(random)).collect(),
-        topk_ids: (0..TOP_K as i32).cycle().take(TOP_K * TOKENS).collect(),
-    };
+    let case = shapes::offsets_beyond_32_bits(|random| bf16::from_f32(random.i8(-15..=15).into()));
     let case = home(case, CombineFormat::Bf16);
+    let setup = &case.setup;
+    let (tokens, top_k, hidden) = (setup.max_tokens_per_rank, setup.top_k, setup.hidden_size);
     let mut world = World::new(&context.device(), &case)?;
-    let ones = [Rows::F32(vec![1.0; TOP_K * TOKENS])];
+    let ones = [Rows::F32(vec![1.0; top_k * tokens])];
     let mut returns = identity::returns(&world, &case, Some(&ones))?;
     world.round_trip(&case, Mode::Split, &mut returns)?;
     let Rows::Bf16(found) = returns.combined[0].download()? else {
@@ -206,10 +128,10 @@ fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
     };
     for (index, (found, given)) in found.iter().zip(&case.ranks[0].tokens).enumerate().rev() {
         ensure!(
-            found.to_f32() == TOP_K as f32 * given.to_f32(),
-            "token {}, element {}: {found}, not {TOP_K} times {given}",
-            index / HIDDEN,
-            index % HIDDEN
+            found.to_f32() == top_k as f32 * given.to_f32(),
+            "token {}, element {}: {found}, not {top_k} times {given}",
+            index / hidden,
+            index % hidden
         );
     }
     world.check_combined()?;
@@ -221,14 +143,14 @@ fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
         anyhow::bail!("returned rows are not BF16");
     };
     let (device, start) = (rows.device().clone(), rows.as_mut_ptr());
-    for token in [0, 1, TOKENS / 2, TOKENS - 2, TOKENS - 1] {
-        for k in 0..TOP_K {
-            let row = token * TOP_K + k;
+    for token in [0, 1, tokens / 2, tokens - 2, tokens - 1] {
+        for k in 0..top_k {
+            let row = token * top_k + k;
             // SAFETY: row `row` of T * K lies inside `rows`, which outlives the window.
             let window =
-                unsafe { DeviceBuffer::from_raw(&device, start.add(row * HIDDEN), HIDDEN)? };
+                unsafe { DeviceBuffer::from_raw(&device, start.add(row * hidden), hidden)? };
             ensure!(
-                window.download()? == case.ranks[0].tokens[token * HIDDEN..][..HIDDEN],
+                window.download()? == case.ranks[0].tokens[token * hidden..][..hidden],
                 "row {row} is not token {token}"
             );
         }
@@ -236,51 +158,24 @@ fn offsets_beyond_32_bits(context: &Context) -> Result<()> {
     world.check_combined()
 }
 
-/// Half of three ranks' tokens are padding: they come back as zeros.
+/// Padding comes back as zeros.
 fn padding_tokens(context: &Context) -> Result<()> {
-    let half = context.pick(512, 16);
-    let setup = Setup {
-        experts: 8,
-        ranks: 4,
-        top_k: 2,
-        ..Setup::new(TokenFormat::Bf16, 64, 2 * half)
-    };
-    let mut case = EpCase::new(setup, &[2 * half; 4], Traffic::Uniform, 9);
-    for rank in &mut case.ranks[1..] {
-        rank.topk_ids[2 * half..].fill(-1);
-    }
-    round_trips(context, &case)
+    round_trips(context, &shapes::padding_tokens(context, TokenFormat::Bf16))
 }
 
-/// The same expert eight times counts once, in the first place, there and back.
+/// An expert that is named again counts once, in the first place, there and back.
 fn repeated_ids(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 16,
-        ranks: 2,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Bf16, 64, 4)
-    };
-    let mut case = EpCase::new(setup, &[4, 4], Traffic::Uniform, 10);
-    for rank in &mut case.ranks {
-        rank.topk_ids[8..16].fill(0);
-        rank.topk_ids[24..32].copy_from_slice(&[5, 5, -1, 7, 5, 7, 9, 9]);
-    }
-    round_trips(context, &case)?;
-    round_trips(context, &case.deterministic())
+    let cases = shapes::repeated_ids(TokenFormat::Bf16);
+    cases.iter().try_for_each(|case| round_trips(context, case))
 }
 
 /// A batch that is refused costs nothing: the next one makes the round trip.
 fn one_token_too_many(context: &Context) -> Result<()> {
-    let setup = Setup {
-        hidden_size: 64,
-        ..small(TokenFormat::Bf16, 2)
-    };
     let random = &mut Rng::with_seed(11);
-    let mut full = EpCase::new(setup, &[5, 5], Traffic::Uniform, 11);
+    let mut full = shapes::full(64);
     identity::whole_numbers(&mut full, random);
     let full = home(full, CombineFormat::Bf16);
-    let mut over = full.clone();
-    over.refill(&[5, 6], Traffic::Uniform, random);
+    let over = shapes::one_token_too_many(&full);
     let mut world = World::new(&context.device(), &full)?;
     identity::round_trip(&mut world, &full, Mode::Fused, random)?;
     let mut returns = identity::returns(&world, &over, None)?;
@@ -301,15 +196,9 @@ fn one_token_too_many(context: &Context) -> Result<()> {
     identity::round_trip(&mut world, &full, Mode::Fused, random)
 }
 
-/// Global ids 2, 3, 0, 5, 2, 7 of eight experts on four ranks, each of which says who it is.
+/// Every expert says who it is.
 fn local_numbers(context: &Context) -> Result<()> {
-    let setup = Setup {
-        experts: 8,
-        ranks: 4,
-        ..Setup::new(TokenFormat::Bf16, 64, 6)
-    };
-    let mut case = EpCase::new(setup, &[6, 0, 0, 0], Traffic::Uniform, 13).deterministic();
-    case.ranks[0].topk_ids = vec![2, 3, 0, 5, 2, 7];
+    let case = shapes::local_numbers(TokenFormat::Bf16).deterministic();
     let device = context.device();
     let case = home(case.side_by_side(&device), CombineFormat::Bf16);
     let returns = Returns::of_experts(&case, None, |expert, token| {
@@ -323,23 +212,10 @@ fn local_numbers(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Every token to experts 0 to 7, of values 0 and 1, each with weight 1, again and again: eight times the token, every
-/// time. In the emulator with fewer tokens and rounds.
+/// Each with weight 1, again and again: eight times the token, every time. In the emulator with fewer tokens and rounds.
 fn every_token_to_the_same(context: &Context) -> Result<()> {
-    let (tokens, rounds) = context.pick((1024, 1024), (24, 6));
-    let setup = Setup {
-        experts: context.pick(256, 16),
-        ranks: 2,
-        top_k: 8,
-        ..Setup::new(TokenFormat::Bf16, context.pick(7168, 64), tokens)
-    };
     let device = context.device();
-    let mut case =
-        EpCase::new(setup, &[tokens, tokens], Traffic::Same(0), 15).side_by_side(&device);
-    let random = &mut Rng::with_seed(15);
-    for value in case.ranks.iter_mut().flat_map(|rank| &mut rank.tokens) {
-        *value = bf16::from_f32(u8::from(random.bool()).into());
-    }
+    let case = shapes::every_token_to_the_same(context).side_by_side(&device);
     let case = home(case, CombineFormat::Bf16);
     let ones = case.ranks.iter();
     let ones: Vec<_> = ones
@@ -356,7 +232,7 @@ fn every_token_to_the_same(context: &Context) -> Result<()> {
             .collect::<Vec<_>>()
     });
     let eight_times: Vec<_> = eight_times.collect();
-    for round in 0..rounds {
+    for round in 0..context.pick(1024, 6) {
         for combined in &mut returns.combined {
             combined.fill(0xFF)?;
         }
