@@ -81,7 +81,7 @@ fn hundred_large_groups(context: &Context) -> Result<()> {
     let case = EpCase::new(setup, &[4], Traffic::Uniform, 81);
     let case = home(case, CombineFormat::Bf16);
     let plan = case.config()?.memory_plan();
-    ensure!(plan.bytes_per_rank() > 2 << 30, "{plan:?}");
+    ensure!(plan.bytes_per_rank() > 2_000_000_000, "{plan:?}");
     let ones = [tokenyard_tests::Rows::F32(vec![1.0; 4 * 8])];
     for number in 0..100 {
         let mut world = World::new(&device, &case).with_context(|| format!("group {number}"))?;
