@@ -32,6 +32,7 @@ fn mxfp4(values: &[f32]) -> (Vec<u8>, u8) {
     (payload, scales[0])
 }
 
+/// The published ones are what comes before the slots: 4 bytes for each of a token's experts, in units of 16.
 #[test]
 fn messages_have_the_published_extents() {
     for (format, large, small) in [
@@ -41,16 +42,12 @@ fn messages_have_the_published_extents() {
         (TokenFormat::Mxfp4, 3840, 3296),
         (TokenFormat::Mxfp8, 7424, 6368),
     ] {
-        assert_eq!(
-            MessageParts::new(format, 7168, 8).bytes,
-            large,
-            "{format:?}"
-        );
-        assert_eq!(
-            MessageParts::new(format, 6144, 4).bytes,
-            small,
-            "{format:?}"
-        );
+        let extents = |hidden_size, top_k| {
+            let parts = MessageParts::new(format, hidden_size, top_k);
+            (parts.slots_offset, parts.bytes)
+        };
+        assert_eq!(extents(7168, 8), (large, large + 32), "{format:?}");
+        assert_eq!(extents(6144, 4), (small, small + 16), "{format:?}");
     }
 }
 

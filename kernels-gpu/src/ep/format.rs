@@ -46,7 +46,7 @@ impl ScaleLayout {
     }
 
     /// Whether the scales of several rows share a vector of 16 bytes, so that they are written for
-    /// [four rows at a time](super::quads).
+    /// four rows at a time (`quads`).
     #[inline(always)]
     pub const fn is_shared_by_rows(self) -> bool {
         matches!(self, Self::Transposed | Self::Tiles)

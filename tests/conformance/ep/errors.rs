@@ -132,8 +132,9 @@ fn sizes_beyond_32_bits() -> Result<()> {
             .build()?;
         Ok(config.memory_plan().per_rank[0].bytes)
     };
-    for (experts, tokens) in [(256, 128), (256, 1024), (384, 4096)] {
-        let expected = experts as u64 * tokens as u64 * 3840;
+    // A message of each token of each rank, whatever the number of experts.
+    for (experts, tokens) in [(256, 128), (384, 4096), (256, 1 << 20)] {
+        let expected = 8 * tokens as u64 * 3872;
         let found = bytes(experts, tokens)?;
         ensure!(
             found == expected,
